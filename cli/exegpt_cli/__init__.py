@@ -1,0 +1,1 @@
+"""The `exegpt` command: plan, profile, serve, bench, explain, demo."""

@@ -1,0 +1,134 @@
+"""Measured step times of one model on one device, and the work of a step they are a function of.
+
+Every step, whatever its mix, is described by six sums (`StepShape`); its time is a sum of piecewise linear curves, one a
+sum. So mixed lengths cost the sum of tokens and of contexts, never batch x maximum, and the simulator needs no other
+knowledge of the engine:
+
+    step_s = num_layers * (layer.tokens + layer.decode_queries + layer.decode_context
+                           + layer.encode_chunks + layer.encode_pairs)
+             + outside.tokens + outside.sampled + step_overhead_s
+
+A curve need not be monotone (tables have tile steps). Beyond its last knot it is not defined: the planner stays inside
+`ProfileTable.covers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from exegpt_planner.strict import StrictModel
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The work in one step, as sums over its decode queries and encode chunks."""
+
+    tokens: float  # packed through the layers: decode queries + encode tokens
+    decode_queries: float  # n
+    decode_context: float  # KV tokens the decode queries attend to, the new token included
+    encode_chunks: float
+    encode_pairs: float  # sum over chunks of t * (start + (t + 1) / 2): query-key pairs attended
+    sampled: float  # rows through the head and the sampler
+
+
+class Curve(StrictModel):
+    """Seconds as a piecewise linear function through (x, seconds); x starts at 0 and increases."""
+
+    x: tuple[float, ...] = Field(min_length=2)
+    seconds: tuple[float, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.x) != len(self.seconds):
+            raise ValueError(f"{len(self.x)} knots but {len(self.seconds)} values")
+        if self.x[0] != 0 or any(a >= b for a, b in zip(self.x, self.x[1:], strict=False)):
+            raise ValueError("knots must start at 0 and increase strictly")
+        if any(value < 0 for value in self.seconds):
+            raise ValueError("seconds must not be negative")
+        return self
+
+    def __call__(self, x: float) -> float:
+        """Seconds at `x`, which must lie within the knots."""
+        return float(np.interp(x, self.x, self.seconds))
+
+
+class LayerCurves(StrictModel):
+    """Seconds of one layer, by the sums of `StepShape`."""
+
+    tokens: Curve
+    decode_queries: Curve
+    decode_context: Curve
+    encode_chunks: Curve
+    encode_pairs: Curve
+
+
+class OutsideCurves(StrictModel):
+    """Seconds of what lies outside the layers: embedding by tokens, head and sampling by sampled rows."""
+
+    tokens: Curve
+    sampled: Curve
+
+
+class ProfileKey(StrictModel):
+    """What a profile is valid for; equal keys may share a table."""
+
+    model_fingerprint: (
+        str  # ModelSpec.fingerprint: the architecture's shape, not the weights' values
+    )
+    device: str  # e.g. "cpu: Intel(R) Xeon(R) Processor" or "cuda: NVIDIA H200"
+    dtype: str
+    threads: int = Field(ge=1)
+    versions: dict[str, str]  # torch, exegpt's engine
+
+
+class ProfileTable(StrictModel):
+    """Step times of one model on one device (docs/formats.md)."""
+
+    version: Literal["exegpt.profile/v1"] = "exegpt.profile/v1"
+    source: Literal["measured", "analytic"]
+    key: ProfileKey
+    num_layers: int = Field(ge=1)
+    layer: LayerCurves
+    outside: OutsideCurves
+    step_overhead_s: float = Field(ge=0)  # bookkeeping of one step in the worker
+    dispatch_s: float = Field(ge=0)  # the worker waits this long for the conductor's next message
+    error_p95: float = Field(ge=0)  # 95th percentile of |relative error| on held-out shapes
+    kernel_s: float = Field(gt=0)  # the calibration kernel's time while profiling
+    num_samples: int = Field(ge=0)
+    spread: float = Field(ge=0)  # median relative spread of repeated measurements
+
+    def step_s(self, shape: StepShape) -> float:
+        """Seconds of one step of this shape, in the worker."""
+        layer, outside = self.layer, self.outside
+        return (
+            self.num_layers
+            * (
+                layer.tokens(shape.tokens)
+                + layer.decode_queries(shape.decode_queries)
+                + layer.decode_context(shape.decode_context)
+                + layer.encode_chunks(shape.encode_chunks)
+                + layer.encode_pairs(shape.encode_pairs)
+            )
+            + outside.tokens(shape.tokens)
+            + outside.sampled(shape.sampled)
+            + self.step_overhead_s
+        )
+
+    def covers(self, shape: StepShape) -> bool:
+        """Whether every sum of `shape` lies within the measured knots."""
+        layer, outside = self.layer, self.outside
+        return (
+            shape.tokens <= min(layer.tokens.x[-1], outside.tokens.x[-1])
+            and shape.decode_queries <= layer.decode_queries.x[-1]
+            and shape.decode_context <= layer.decode_context.x[-1]
+            and shape.encode_chunks <= layer.encode_chunks.x[-1]
+            and shape.encode_pairs <= layer.encode_pairs.x[-1]
+            and shape.sampled <= outside.sampled.x[-1]
+        )

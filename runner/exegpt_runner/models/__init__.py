@@ -1,0 +1,1 @@
+"""Model families, one file each, on the shared layers."""

@@ -1,0 +1,1 @@
+"""The gRPC messages between conductor and workers; no torch, no policy."""
