@@ -1,7 +1,7 @@
 """Measured step times of one model on one device, and the work of a step they are a function of.
 
-Every step, whatever its mix, is described by six sums (`StepShape`); its time is a sum of piecewise linear curves, one a
-sum. So mixed lengths cost the sum of tokens and of contexts, never batch x maximum, and the simulator needs no other
+Every step, whatever its mix, is described by six sums (`StepShape`); its time is a sum of piecewise linear curves, one
+a sum. So mixed lengths cost the sum of tokens and of contexts, never batch x maximum, and the simulator needs no other
 knowledge of the engine:
 
     step_s = num_layers * (layer.tokens + layer.decode_queries + layer.decode_context

@@ -1,7 +1,7 @@
 """Schedules, what is predicted of them, and the plan that holds both (docs/formats.md).
 
-RRA and CRA are what the planner chooses from; Static and ORCA are the comparison policies of the paper (FasterTransformer,
-ORCA), which the same conductor and engine can run.
+RRA and CRA are what the planner chooses from; Static and ORCA are the comparison policies of the paper
+(FasterTransformer, ORCA), which the same conductor and engine can run.
 """
 
 from __future__ import annotations

@@ -1,22 +1,27 @@
-"""Strict, frozen models for everything that comes from outside, and one way to read them.
+"""Strict, frozen models for everything that comes from outside, and one way to read and write them.
 
-An unknown field is an error that names it and the nearest right one; all problems of one input are
-reported together as `InvalidSpec`, each with its path.
+An unknown field is an error that names it and the nearest right one; all problems of one input are reported together as
+`InvalidSpec`, each with its path. Files are replaced whole: a reader never sees half of one.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from exegpt_planner.errors import InvalidSpec, Unavailable
 
 M = TypeVar("M", bound="StrictModel")
+
+_CONSEQUENCES = {"default_factory_not_called"}  # of another problem of the same input, listed too
 
 
 class StrictModel(BaseModel):
@@ -30,26 +35,90 @@ class StrictModel(BaseModel):
 def parse(model: type[M], data: Mapping[str, Any], *, source: str) -> M:
     """`data` as a `model`; raises `InvalidSpec` naming `source` and every problem with its path."""
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidSpec(
-            source, [_explain(model, problem) for problem in error.errors()]
+            source,
+            [
+                _explain(model, problem)
+                for problem in error.errors()
+                if problem["type"] not in _CONSEQUENCES
+            ],
         ) from None
 
 
 def read_json(model: type[M], path: Path) -> M:
     """The `model` stored as JSON in `path`."""
+    return parse(model, read_json_object(path), source=str(path))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`, not checked further."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Unavailable(f"cannot read {path}: {error.strerror}. Check the path.") from None
-    try:
-        data = json.loads(text)
+        data = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
         raise InvalidSpec(str(path), [f"not JSON: {error}"]) from None
     if not isinstance(data, dict):
         raise InvalidSpec(str(path), ["expected a JSON object at the top"])
-    return parse(model, data, source=str(path))
+    return data
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The one mapping in a YAML file, not checked further; JSON is YAML too."""
+    try:
+        documents = list(yaml.load_all(_read_text(path), _UniqueKeyLoader))
+    except yaml.YAMLError as error:
+        raise InvalidSpec(str(path), [f"not YAML: {' '.join(str(error).split())}"]) from None
+    if len(documents) > 1:
+        raise InvalidSpec(
+            str(path), [f"holds {len(documents)} YAML documents; give each a file of its own"]
+        )
+    if not documents or not isinstance(documents[0], dict):
+        raise InvalidSpec(str(path), ["expected a mapping at the top, like `kind: ...`"])
+    return documents[0]
+
+
+def write_json(path: Path, model: BaseModel) -> None:
+    """Writes `model` as JSON to `path`, whole or not at all."""
+    text = model.model_dump_json(by_alias=True, indent=2) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        partial = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot write {path}: {error.strerror}. Free space or choose another folder."
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Unavailable(f"cannot read {path}: {error.strerror}. Check the path.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidSpec(str(path), [f"not UTF-8 text: {error.reason}"]) from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses a key given twice, of which YAML readers silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
 
 
 def _explain(model: type[BaseModel], problem: Any) -> str:

@@ -1,0 +1,144 @@
+"""The shape of a model, read from a Hugging Face folder, and the bytes that follow from it.
+
+Only what the engine computes exactly is accepted: Llama and Mistral decoders with full attention. Everything else that
+a config.json may ask for (experts, latent attention, short windows, quantised weights, other rotary scalings) is
+refused by name, never mis-sized: `num_parameters` equals the count of the real model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from exegpt_planner.errors import InvalidSpec, Unavailable, UnsupportedModel
+from exegpt_planner.hf_config import Reading, read_end_tokens
+from exegpt_planner.strict import StrictModel, parse, read_json_object
+
+BYTES_PER_NUMBER = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+Count = Annotated[int, Field(ge=1)]
+
+
+class LinearRopeScaling(StrictModel):
+    """Positions divided by `factor`."""
+
+    type: Literal["linear"] = "linear"
+    factor: float = Field(ge=1)
+
+
+class Llama3RopeScaling(StrictModel):
+    """Llama 3's: slow rotations slowed by `factor`, fast ones kept, those between blended."""
+
+    type: Literal["llama3"] = "llama3"
+    factor: float = Field(ge=1)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_context: Count  # tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError("low_freq_factor must be below high_freq_factor")
+        return self
+
+
+RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling, Field(discriminator="type")]
+
+
+class ModelSpec(StrictModel):
+    """A decoder of the Llama family (docs/formats.md)."""
+
+    version: Literal["exegpt.model/v1"] = "exegpt.model/v1"
+    architecture: Literal["llama", "mistral"]
+    num_layers: Count
+    hidden: Count
+    ffn: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    vocab: Count
+    context: Count  # tokens of input and output together
+    rope_theta: float = Field(gt=0)
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = Field(gt=0)
+    tied_embeddings: bool
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token: int | None = None
+    end_tokens: tuple[int, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        if self.num_heads % self.num_kv_heads:
+            problems.append(
+                f"{self.num_heads} heads are no multiple of {self.num_kv_heads} KV heads"
+            )
+        if self.head_dim % 2:
+            problems.append(f"head_dim {self.head_dim} is odd; rotary embedding turns pairs")
+        specials = (*self.end_tokens, *(() if self.bos_token is None else (self.bos_token,)))
+        if outside := [token for token in specials if not 0 <= token < self.vocab]:
+            problems.append(f"special tokens {outside} lie outside the vocabulary of {self.vocab}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = 2 * self.hidden * (heads + kv_heads)
+        attention_bias = heads + 2 * kv_heads + self.hidden if self.attention_bias else 0
+        mlp_bias = 2 * self.ffn + self.hidden if self.mlp_bias else 0
+        norms = 2 * self.hidden
+        return attention + attention_bias + 3 * self.hidden * self.ffn + mlp_bias + norms
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model; tied embeddings count once."""
+        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return embeddings + self.num_layers * self.layer_parameters + self.hidden
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for models that take equal time a step: the shape, not weights or special tokens."""
+        shape = self.model_dump_json(exclude={"bos_token", "end_tokens"})
+        return hashlib.sha256(shape.encode()).hexdigest()[:16]
+
+    def weight_bytes(self, dtype: str) -> int:
+        """Bytes of all weights."""
+        return self.num_parameters * _number_bytes(dtype)
+
+    def layer_weight_bytes(self, dtype: str) -> int:
+        """Bytes of one layer's weights."""
+        return self.layer_parameters * _number_bytes(dtype)
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of keys and values of one token, all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _number_bytes(dtype)
+
+
+def read_model_spec(folder: Path) -> ModelSpec:
+    """The shape of the model in a Hugging Face folder: config.json, and end tokens from generation_config.json."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise Unavailable(f"no model folder at {folder}. Check the path.")
+    if not path.is_file():
+        raise Unavailable(f"{folder} has no config.json. Is it a Hugging Face model folder?")
+    reading = Reading(read_json_object(path))
+    fields = reading.fields()
+    fields["end_tokens"] = read_end_tokens(folder, reading)
+    if reading.unsupported:
+        raise UnsupportedModel(str(path), reading.unsupported + reading.wrong)
+    if reading.wrong:
+        raise InvalidSpec(str(path), reading.wrong)
+    return parse(ModelSpec, fields, source=str(path))
+
+
+def _number_bytes(dtype: str) -> int:
+    if dtype not in BYTES_PER_NUMBER:
+        known = ", ".join(BYTES_PER_NUMBER)
+        raise InvalidSpec("dtype", [f"{dtype!r} is not known; use one of {known}"])
+    return BYTES_PER_NUMBER[dtype]
