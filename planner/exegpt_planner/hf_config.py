@@ -132,26 +132,27 @@ class Reading:
     def _heads(self, hidden: int) -> dict[str, int]:
         num_heads = self.count("num_attention_heads")
         has_head_dim = self.config.get("head_dim") is not None
-        if not has_head_dim and hidden % num_heads:
+        if not self.wrong and not has_head_dim and hidden % num_heads:
             self.wrong.append(
                 f"hidden_size {hidden} is no multiple of {num_heads} heads and head_dim is missing"
             )
         # Mistral's default of 8 KV heads is an accident of its first model: better to be told.
         is_guessable = not self._is_mistral or "num_key_value_heads" in self.config
-        return {
-            "num_heads": num_heads,
-            "num_kv_heads": self.count("num_key_value_heads", num_heads if is_guessable else None),
-            "head_dim": self.count("head_dim") if has_head_dim else max(1, hidden // num_heads),
-        }
+        num_kv_heads = self.count("num_key_value_heads", num_heads if is_guessable else None)
+        head_dim = self.count("head_dim") if has_head_dim else max(1, hidden // num_heads)
+        if not self.wrong:
+            self.unsupported += head_problems(num_heads, num_kv_heads, head_dim)
+        return {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
 
     def _rope(self) -> dict[str, Any]:
         """rope_theta and rope_scaling."""
-        name = "rope_parameters" if self.config.get("rope_parameters") else "rope_scaling"
+        # Where both are given transformers 5 follows the older one, which is all that transformers 4 reads.
+        name = "rope_scaling" if self.config.get("rope_scaling") else "rope_parameters"
         rope = self.config.get(name) or {}
         if not isinstance(rope, dict):
             self.wrong.append(f"{name}: expected an object (given: {rope!r})")
             return {"rope_theta": 10_000.0}
-        theta = Reading({"rope_theta": rope.get("rope_theta", self.config.get("rope_theta"))})
+        theta = Reading({"rope_theta": rope.get("rope_theta") or self.config.get("rope_theta")})
         result: dict[str, Any] = {"rope_theta": theta.number("rope_theta", 10_000.0)}
         self.wrong += theta.wrong
         kind = rope.get("rope_type", rope.get("type", "default")) or "default"
@@ -177,6 +178,8 @@ class Reading:
         for names, what in ((_EXPERTS, "mixture of experts"), (_LATENT, "latent attention")):
             if given := [f"{name} = {config[name]}" for name in names if config.get(name)]:
                 self.unsupported.append(f"{what} ({', '.join(given)})")
+        if set(config.get("layer_types") or ()) - {"full_attention"}:
+            self.unsupported.append("layers that do not attend fully (layer_types)")
         if config.get("quantization_config"):
             self.unsupported.append(
                 "quantised weights (quantization_config); use the unquantised model"
@@ -193,13 +196,23 @@ class Reading:
             self.unsupported.append(f"activation {activation!r} (hidden_act); supported is silu")
         if self._is_mistral and (fields["attention_bias"] or fields["mlp_bias"]):
             self.unsupported.append("biases (attention_bias, mlp_bias) in a Mistral")
-        rope = config.get("rope_parameters") or config.get("rope_scaling")
+        rope = config.get("rope_scaling") or config.get("rope_parameters")
         everywhere = {**config, **rope} if isinstance(rope, dict) else config
         self.unsupported += [
             f"{name} = {everywhere[name]}"
             for name, neutral in _NEUTRAL.items()
             if everywhere.get(name, neutral) not in (neutral, None)
         ]
+
+
+def head_problems(num_heads: int, num_kv_heads: int, head_dim: int) -> list[str]:
+    """Why attention with rotary embedding cannot have these heads."""
+    problems = []
+    if num_heads % num_kv_heads:
+        problems.append(f"{num_heads} heads are no multiple of {num_kv_heads} KV heads")
+    if head_dim % 2:
+        problems.append(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
+    return problems
 
 
 def read_end_tokens(folder: Path, reading: Reading) -> tuple[int, ...]:

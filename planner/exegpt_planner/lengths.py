@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.errors import InvalidSpec
-from exegpt_planner.truncation import CannotTruncate, normal_cells
+from exegpt_planner.truncation import LONGEST, CannotTruncate, normal_cells
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -120,8 +120,10 @@ def histogram_problems(lengths: NDArray[np.generic], counts: Floats) -> list[str
     if not lengths.size:
         return ["no lengths at all; give at least one"]
     problems = []
-    if not np.issubdtype(lengths.dtype, np.integer) or lengths.min() < 1:
-        problems.append("lengths must be whole numbers of at least 1 token")
+    if not np.issubdtype(lengths.dtype, np.integer) or not (
+        1 <= lengths.min() <= lengths.max() <= LONGEST
+    ):
+        problems.append(f"lengths must be whole numbers from 1 to {LONGEST:,} tokens")
     if not np.isfinite(counts).all() or counts.min() < 0 or counts.sum() <= 0:
         problems.append("counts must be finite, not negative and not all 0")
     return problems

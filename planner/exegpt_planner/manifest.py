@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import ConfigDict, Field, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, field_validator, model_validator
 
 from exegpt_planner import truncation
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.lengths import histogram_problems
-from exegpt_planner.strict import StrictModel, parse, read_yaml
+from exegpt_planner.pod_template import PodTemplate
+from exegpt_planner.strict import CamelModel, parse, read_yaml
 
 API_VERSION = "exegpt.dev/v1alpha1"
 KIND = "ExeGPTDeployment"
@@ -41,15 +41,7 @@ _MODEL_URI_FORMS = (
 )
 
 
-class _Fields(StrictModel):
-    """camelCase outside, snake_case inside."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
-    )
-
-
-class Metadata(_Fields):
+class Metadata(CamelModel):
     """The deployment's name and place, as in every Kubernetes object."""
 
     name: str = Field(max_length=NAME_MAX)
@@ -69,7 +61,7 @@ def _served_name(data: dict[str, Any]) -> str:
     return str(data.get("uri", "model")).rstrip("/").rpartition("/")[2]
 
 
-class Model(_Fields):
+class Model(CamelModel):
     """Which weights to serve, and in what number format."""
 
     uri: str
@@ -105,7 +97,7 @@ class Model(_Fields):
         return self.uri.partition("://")[2]
 
 
-class Cluster(_Fields):
+class Cluster(CamelModel):
     """The devices of one replica; on CPUs a device is one worker process."""
 
     gpus: Count
@@ -121,14 +113,14 @@ class Cluster(_Fields):
         return self
 
 
-class LatencyBound(_Fields):
+class LatencyBound(CamelModel):
     """An answer as long as this percentile of output lengths completes within `seconds`."""
 
     seconds: Number = Field(gt=0)
     percentile_length: Number = Field(default=99, ge=50, lt=100)
 
 
-class Histogram(_Fields):
+class Histogram(CamelModel):
     """Observed lengths, tokens, and how often each was seen."""
 
     lengths: tuple[Annotated[int, Field(strict=True)], ...]
@@ -142,7 +134,7 @@ class Histogram(_Fields):
         return self
 
 
-class LengthSpec(_Fields):
+class LengthSpec(CamelModel):
     """A law of lengths in tokens: mean, std and max of a truncated normal, or a histogram."""
 
     mean: Number | None = None
@@ -169,7 +161,7 @@ class LengthSpec(_Fields):
         return self.mean, self.std, self.max
 
 
-class WorkloadSpec(_Fields):
+class WorkloadSpec(CamelModel):
     """Input and output lengths: a law of each, or a trace of both."""
 
     input: LengthSpec | None = None
@@ -186,7 +178,7 @@ class WorkloadSpec(_Fields):
         return self
 
 
-class Scheduling(_Fields):
+class Scheduling(CamelModel):
     """What the planner may choose from, and whether its plans take effect by themselves."""
 
     strategies: tuple[Literal["RRA", "WAA", "CRA"], ...] = Field(
@@ -202,7 +194,7 @@ class Scheduling(_Fields):
         return strategies
 
 
-class Drift(_Fields):
+class Drift(CamelModel):
     """When observed lengths count as having moved away from the planned ones."""
 
     threshold: Number = Field(default=0.1, gt=0)
@@ -210,69 +202,7 @@ class Drift(_Fields):
     cooldown_seconds: Number = Field(default=300, ge=0)
 
 
-class Toleration(_Fields):
-    """A taint that pods may be placed under, as in Kubernetes."""
-
-    key: str | None = None
-    operator: Literal["Exists", "Equal"] = "Equal"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: Annotated[int, Field(strict=True, ge=0)] | None = None
-
-
-class KeyRef(_Fields):
-    """One key of a Secret or a ConfigMap."""
-
-    name: Text
-    key: Text
-
-
-class EnvSource(_Fields):
-    """Where an environment variable's value comes from."""
-
-    secret_key_ref: KeyRef | None = None
-    config_map_key_ref: KeyRef | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.secret_key_ref is None) == (self.config_map_key_ref is None):
-            raise ValueError("needs one of secretKeyRef and configMapKeyRef")
-        return self
-
-
-class EnvVar(_Fields):
-    """An environment variable of every container: a value, or where to take it from."""
-
-    name: Text
-    value: str | None = None
-    value_from: EnvSource | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.value is None) == (self.value_from is None):
-            raise ValueError("needs one of value and valueFrom")
-        return self
-
-
-class Resources(_Fields):
-    """Kubernetes quantities beside the devices, which exegpt sets itself."""
-
-    requests: dict[str, str | int | float] = Field(default_factory=dict)
-    limits: dict[str, str | int | float] = Field(default_factory=dict)
-
-
-class PodTemplate(_Fields):
-    """What every pod of the deployment has in common; the rest of a pod is exegpt's to decide."""
-
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    resources: Resources = Resources()
-    env: tuple[EnvVar, ...] = ()
-    labels: dict[str, str] = Field(default_factory=dict)
-    priority_class_name: str = ""
-
-
-class DeploymentSpec(_Fields):
+class DeploymentSpec(CamelModel):
     """What is asked for."""
 
     model: Model
@@ -286,7 +216,7 @@ class DeploymentSpec(_Fields):
     pod_template: PodTemplate = PodTemplate()
 
 
-class Deployment(_Fields):
+class Deployment(CamelModel):
     """An ExeGPTDeployment."""
 
     api_version: Literal["exegpt.dev/v1alpha1"]

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from exegpt_planner.errors import InvalidSpec, Unavailable, UnsupportedModel
-from exegpt_planner.hf_config import Reading, read_end_tokens
+from exegpt_planner.hf_config import Reading, head_problems, read_end_tokens
 from exegpt_planner.strict import StrictModel, parse, read_json_object
 
 BYTES_PER_NUMBER = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -71,13 +71,7 @@ class ModelSpec(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = []
-        if self.num_heads % self.num_kv_heads:
-            problems.append(
-                f"{self.num_heads} heads are no multiple of {self.num_kv_heads} KV heads"
-            )
-        if self.head_dim % 2:
-            problems.append(f"head_dim {self.head_dim} is odd; rotary embedding turns pairs")
+        problems = head_problems(self.num_heads, self.num_kv_heads, self.head_dim)
         specials = (*self.end_tokens, *(() if self.bos_token is None else (self.bos_token,)))
         if outside := [token for token in specials if not 0 <= token < self.vocab]:
             problems.append(f"special tokens {outside} lie outside the vocabulary of {self.vocab}")

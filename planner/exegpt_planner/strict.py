@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
 
 from exegpt_planner.errors import InvalidSpec, Unavailable
 
@@ -29,6 +30,14 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="strings"
+    )
+
+
+class CamelModel(StrictModel):
+    """A strict model whose fields are camelCase in files and snake_case in code."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
     )
 
 
@@ -110,12 +119,14 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key given twice, of which YAML readers silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
+        seen: set[tuple[str, str]] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue  # no field has such a name; the model will say so
+            key = (key_node.tag, key_node.value)
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                    None, None, f"key {key_node.value!r} is given twice", key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=deep)

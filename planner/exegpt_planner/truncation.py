@@ -17,9 +17,8 @@ from scipy.optimize import brentq
 
 Floats = NDArray[np.float64]
 
-DROP = (
-    60.0  # density below e**-DROP of its peak is left out: 1e-26, far below a double's resolution
-)
+LONGEST = 2**21  # tokens; twice the longest context of any model, and laws are arrays
+DROP = 60.0  # density below e**-DROP of its peak is left out: 1e-26, below a double's resolution
 FINEST_STD = 0.01  # tokens; a smaller one is a point mass written in a confusing way
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(96)  # on a drop of 60: error below 1e-14
 CELL_NODES, CELL_WEIGHTS = np.polynomial.legendre.leggauss(8)  # on panels of 1/64 of that
@@ -77,8 +76,12 @@ def largest_std(mean: float, longest: int) -> float:
 
 def problem(mean: float, std: float, longest: int) -> str | None:
     """Why no truncated normal on (0, longest] has this mean and std, or None."""
+    if longest > LONGEST:
+        return f"max {longest} is above {LONGEST:,} tokens, more than any context holds"
     if not 0 < mean < longest and not (std == 0 and mean == longest):
         return f"mean {mean:g} must lie between 0 and max {longest}"
+    if not std >= 0:
+        return f"std {std:g} must not be negative"
     if 0 < std < FINEST_STD:
         return f"std {std:g} is below {FINEST_STD} tokens; write 0 for a fixed length"
     if std > 0 and std > (limit := largest_std(mean, longest)) * (1 + 1e-9):

@@ -8,6 +8,7 @@ are extra answers of the percentile's length, mixed in so that the promise about
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from exegpt_planner.lengths import (
     truncated_normal,
 )
 from exegpt_planner.manifest import LengthSpec, WorkloadSpec
+from exegpt_planner.truncation import LONGEST
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -66,14 +68,10 @@ class Workload:
     def from_trace(cls, pairs: Sequence[tuple[int, int]] | Ints) -> Self:
         """The law of one of these (input, output) pairs, drawn at random."""
         array = np.asarray(pairs)
-        if (
-            array.ndim != 2
-            or array.shape[1] != 2
-            or array.dtype.kind not in "iu"
-            or array.min() < 1
-        ):
-            raise InvalidSpec("trace", ["needs pairs of whole numbers of at least 1 token"])
-        inputs, outputs = array.astype(np.int64).T
+        if array.ndim != 2 or array.shape[1] != 2:
+            raise InvalidSpec("trace", ["needs pairs of input and output tokens, at least one"])
+        inputs, outputs = array.T
+        input_law, output_law = empirical(inputs), empirical(outputs)
         counts = np.bincount(outputs)
         seen = counts > 0
 
@@ -82,12 +80,12 @@ class Workload:
             return np.where(seen, sums / np.maximum(counts, 1), values.mean())
 
         return cls(
-            input=empirical(inputs),
-            output=empirical(outputs),
+            input=input_law,
+            output=output_law,
             input_mean=given_output(inputs.astype(np.float64)),
             input_square=given_output(inputs.astype(np.float64) ** 2),
             source=f"trace of {len(array)} requests",
-            pairs=np.column_stack((inputs, outputs)),
+            pairs=array.astype(np.int64),
         )
 
     @classmethod
@@ -211,12 +209,12 @@ def read_trace(path: Path) -> Ints:
     return np.array([[int(cell) for cell in row] for _, row in numbered], dtype=np.int64)
 
 
-def _row_problem(number: int, row: list[str]) -> str | None:
+def _row_problem(line: int, row: list[str]) -> str | None:
     if len(row) != 2:
-        return f"line {number}: expected 2 numbers, found {len(row)}"
-    bad = [cell for cell in row if not cell.strip().isascii() or not cell.strip().isdigit()]
-    if bad or min(map(int, row)) < 1:
-        return f"line {number}: expected whole numbers of at least 1, found {','.join(row)!r}"
+        return f"line {line}: expected 2 numbers, found {len(row)}"
+    numbers = [int(cell) for cell in row if re.fullmatch(r"\s*[0-9]{1,9}\s*", cell)]
+    if len(numbers) < 2 or not all(1 <= number <= LONGEST for number in numbers):
+        return f"line {line}: expected whole numbers from 1 to {LONGEST:,}, found {','.join(row)!r}"
     return None
 
 
