@@ -1,0 +1,133 @@
+"""What came of the results: tokens to the streams, numbers to the metrics, lines to the step log.
+
+Collected while the worker waits, handed out once it works again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from exegpt_gateway.metrics import Metrics
+from exegpt_gateway.pool import Pool, Query
+from exegpt_gateway.query import TokenEvent
+from exegpt_gateway.step_log import QueryRecord, StepLog
+from exegpt_wire import worker_pb2
+
+ENDS_REMEMBERED = 64  # the completion rate is taken over these
+RETRY_UNKNOWN_S = 5.0  # before two queries have ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    query: Query
+    event: TokenEvent
+    received_s: float
+
+
+class Ledger:
+    """Keeps what happened until there is time to tell."""
+
+    def __init__(self, metrics: Metrics, step_log: StepLog | None) -> None:
+        self.metrics = metrics
+        self._log = step_log
+        self._outbox: list[_Token | worker_pb2.IterationResult] = []
+        self._num_iterations = 0
+        self._ends_s: deque[float] = deque(maxlen=ENDS_REMEMBERED)
+
+    def submitted(self, query: Query, pool: Pool) -> None:
+        """Notes a new query."""
+        self.metrics.input_tokens.observe(len(query.prompt))
+        self.metrics.waiting.set(len(pool.waiting))
+
+    def ended(self, outcome: str) -> None:
+        """Counts a query that ended so."""
+        self.metrics.queries.labels(outcome).inc()
+
+    def pool(self, pool: Pool) -> None:
+        """Shows how many queries wait and run, and the KV they hold."""
+        self.metrics.waiting.set(len(pool.waiting))
+        self.metrics.pool.set(pool.num_running)
+        self.metrics.kv_used.set(pool.kv_used)
+
+    def arrived(self, result: worker_pb2.IterationResult) -> int:
+        """The index of this result's iteration. A step that had nothing left to do brings a result without one."""
+        if result.shape.tokens:
+            self._outbox.append(result)
+            self._num_iterations += 1
+        return self._num_iterations - 1
+
+    def token(self, query: Query, event: TokenEvent, received_s: float) -> None:
+        """Keeps a token for its stream."""
+        self._outbox.append(_Token(query, event, received_s))
+
+    def hand_out(self) -> None:
+        """Tells everything kept so far."""
+        kept, self._outbox = self._outbox, []
+        for each in kept:
+            if isinstance(each, _Token):
+                self._hand_token(each)
+            else:
+                self._note_iteration(each)
+
+    def seconds_for(self, num_queries: float) -> float:
+        """Seconds in which so many queries should end, at the present rate, and at least 1."""
+        elapsed_s = self._ends_s[-1] - self._ends_s[0] if len(self._ends_s) > 1 else 0.0
+        if elapsed_s <= 0:
+            return RETRY_UNKNOWN_S
+        return max(1.0, num_queries * elapsed_s / (len(self._ends_s) - 1))
+
+    def _hand_token(self, token: _Token) -> None:
+        query, now_s = token.query, token.received_s
+        times = query.stream.times
+        if times.first_token_s is None:
+            times.first_token_s = now_s
+            self.metrics.first_token_s.observe(now_s - times.arrival_s)
+            if times.encode_started_s is not None:
+                self.metrics.queued_s.observe(times.encode_started_s - times.arrival_s)
+        elif query.last_token_s is not None:
+            self.metrics.inter_token_s.observe(now_s - query.last_token_s)
+        query.last_token_s = now_s
+        if token.event.finish is not None:
+            times.finished_s = now_s
+            self._end(query, token.event.finish)
+        query.stream.push(token.event)
+
+    def _end(self, query: Query, outcome: str) -> None:
+        times = query.stream.times
+        self.ended(outcome)
+        assert times.encode_started_s is not None, f"query {query.id} ended before it began"
+        assert times.first_token_s is not None, f"query {query.id} ended without a token"
+        assert times.finished_s is not None, f"query {query.id} ended at no time"
+        assert query.first_iteration is not None, f"query {query.id} began in no iteration"
+        assert query.last_iteration is not None, f"query {query.id} ended in no iteration"
+        self._ends_s.append(times.finished_s)
+        self.metrics.answered(times.finished_s - times.encode_started_s, len(query.generated))
+        if self._log is not None:
+            self._log.query(
+                QueryRecord(
+                    query=query.id,
+                    input_tokens=len(query.prompt),
+                    output_tokens=len(query.generated),
+                    arrival_s=times.arrival_s,
+                    encode_started_s=times.encode_started_s,
+                    first_token_s=times.first_token_s,
+                    finished_s=times.finished_s,
+                    first_iteration=query.first_iteration,
+                    last_iteration=query.last_iteration,
+                )
+            )
+
+    def _note_iteration(self, result: worker_pb2.IterationResult) -> None:
+        shape, metrics = result.shape, self.metrics
+        kind = "mixed" if shape.encode_chunks and shape.decode_queries else "decode"
+        if shape.encode_chunks:
+            metrics.encode_batch.observe(shape.encode_chunks)
+            kind = kind if shape.decode_queries else "encode"
+        if shape.decode_queries:
+            metrics.decode_batch.observe(shape.decode_queries)
+        metrics.iteration_s.labels(kind).observe(result.clocks.wall_s)
+        if result.evicted:
+            metrics.evictions.inc(len(result.evicted))
+        if self._log is not None:
+            self._log.iteration(result)

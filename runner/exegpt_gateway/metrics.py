@@ -1,0 +1,212 @@
+"""What the conductor measures, under the names of docs/glossary.md; the registry is the caller's.
+
+A completion of length L is comparable with the bound, which is for answers of length s99, once it is normalised:
+
+    normalised_s = measured_s * predicted_s(s99) / predicted_s(L)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from exegpt_planner.schedule import (
+    AnySchedule,
+    CraSchedule,
+    OrcaSchedule,
+    Prediction,
+    RraSchedule,
+    StaticSchedule,
+)
+
+LENGTHS = tuple(2**power for power in range(18))  # tokens
+BATCHES = tuple(2**power for power in range(12))  # queries
+STEPS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+ANSWERS_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+ANSWERS_REMEMBERED = 1000  # the share within the bound is of the latest so many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What was promised of the schedule, and how to compare an answer of any length with it."""
+
+    bound_s: float
+    prediction: Prediction
+    normalise: Callable[[int], float | None]  # output tokens -> predicted(s99) / predicted(L)
+
+
+class Metrics:
+    """All metrics of one conductor."""
+
+    def __init__(self, registry: CollectorRegistry, promise: Promise | None = None) -> None:
+        self.registry = registry
+        self._promise = promise
+        self._within: deque[bool] = deque(maxlen=ANSWERS_REMEMBERED)
+        self._lengths_and_queue(registry)
+        self._batches_and_steps(registry)
+        self._knobs(registry)
+        self._answers(registry)
+        if promise is not None:
+            self._promised(registry, promise)
+
+    def in_force(self, schedule: AnySchedule) -> None:
+        """Shows the knobs of a schedule; those that it does not have are 0."""
+        encode_batch = pool = interval = chunk_tokens = 0
+        match schedule:
+            case RraSchedule():
+                encode_batch, interval = schedule.encode_batch, schedule.encode_interval
+            case CraSchedule():
+                pool, chunk_tokens = schedule.pool, schedule.chunk_tokens
+            case StaticSchedule():
+                encode_batch = pool = schedule.batch
+            case OrcaSchedule():
+                encode_batch, pool, interval = 1, schedule.pool, 1
+        self.schedule_encode_batch.set(encode_batch)
+        self.schedule_decode_batch.set(pool)
+        self.schedule_encode_interval.set(interval)
+        self.schedule_chunk_tokens.set(chunk_tokens)
+
+    def answered(self, completion_s: float, output_tokens: int) -> None:
+        """Notes an answer that came to its end, `completion_s` after its encode started."""
+        self.output_tokens.observe(output_tokens)
+        self.completion_s.observe(completion_s)
+        if self._promise is None:
+            return
+        ratio = self._promise.normalise(output_tokens)
+        if ratio is None:
+            return
+        self.normalised_s.observe(completion_s * ratio)
+        self._within.append(completion_s * ratio <= self._promise.bound_s)
+        self.within_share.set(sum(self._within) / len(self._within))
+
+    def _lengths_and_queue(self, registry: CollectorRegistry) -> None:
+        self.input_tokens = Histogram(
+            "exegpt_input_tokens", "Prompt length", buckets=LENGTHS, registry=registry
+        )
+        self.output_tokens = Histogram(
+            "exegpt_output_tokens", "Output length", buckets=LENGTHS, registry=registry
+        )
+        self.queries = Counter(
+            "exegpt_queries",
+            "Queries by how they ended: stop, length, cancelled, refused, failed",
+            ["outcome"],
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "exegpt_waiting_queries", "Queries that wait for their encode", registry=registry
+        )
+        self.pool = Gauge("exegpt_pool_queries", "Queries in encode or decode", registry=registry)
+
+    def _batches_and_steps(self, registry: CollectorRegistry) -> None:
+        self.encode_batch = Histogram(
+            "exegpt_encode_batch_queries",
+            "Prompts and chunks in an iteration that encodes",
+            buckets=BATCHES,
+            registry=registry,
+        )
+        self.decode_batch = Histogram(
+            "exegpt_decode_batch_queries",
+            "Queries in an iteration that decodes",
+            buckets=BATCHES,
+            registry=registry,
+        )
+        self.cycle_s = Histogram(
+            "exegpt_cycle_seconds",
+            "From sending a step to its last result; in RRA, of steps that encode",
+            buckets=ANSWERS_S,
+            registry=registry,
+        )
+        self.iteration_s = Histogram(
+            "exegpt_iteration_seconds",
+            "One iteration in the worker, by kind: encode, decode, mixed",
+            ["kind"],
+            buckets=STEPS_S,
+            registry=registry,
+        )
+        self.kv_used = Gauge("exegpt_kv_used_tokens", "KV tokens held", registry=registry)
+        self.kv_capacity = Gauge(
+            "exegpt_kv_capacity_tokens", "KV tokens the worker can hold", registry=registry
+        )
+        self.evictions = Counter(
+            "exegpt_evictions", "Queries evicted and encoded again", registry=registry
+        )
+        self.worker_restarts = Counter(
+            "exegpt_worker_restarts", "Workers lost and connected again", registry=registry
+        )
+
+    def _knobs(self, registry: CollectorRegistry) -> None:
+        self.schedule_encode_batch = Gauge(
+            "exegpt_schedule_encode_batch_queries", "B_E in force", registry=registry
+        )
+        self.schedule_decode_batch = Gauge(
+            "exegpt_schedule_decode_batch_queries", "B_D in force", registry=registry
+        )
+        self.schedule_encode_interval = Gauge(
+            "exegpt_schedule_encode_interval_iterations", "N_D in force", registry=registry
+        )
+        self.schedule_chunk_tokens = Gauge(
+            "exegpt_schedule_chunk_tokens", "C in force", registry=registry
+        )
+
+    def _answers(self, registry: CollectorRegistry) -> None:
+        self.queued_s = Histogram(
+            "exegpt_queued_seconds",
+            "From arrival to the start of the encode",
+            buckets=ANSWERS_S,
+            registry=registry,
+        )
+        self.first_token_s = Histogram(
+            "exegpt_first_token_seconds",
+            "From arrival to the first output token",
+            buckets=ANSWERS_S,
+            registry=registry,
+        )
+        self.inter_token_s = Histogram(
+            "exegpt_inter_token_seconds",
+            "Between two output tokens of a query",
+            buckets=STEPS_S,
+            registry=registry,
+        )
+        self.completion_s = Histogram(
+            "exegpt_completion_seconds",
+            "From the start of the encode to the last token",
+            buckets=ANSWERS_S,
+            registry=registry,
+        )
+        self.normalised_s = Histogram(
+            "exegpt_normalised_latency_seconds",
+            "Completion, normalised to an answer of length s99",
+            buckets=ANSWERS_S,
+            registry=registry,
+        )
+        self.within_share = Gauge(
+            "exegpt_within_bound_ratio",
+            "Share of the latest answers whose normalised latency keeps the bound",
+            registry=registry,
+        )
+
+    def _promised(self, registry: CollectorRegistry, promise: Promise) -> None:
+        expected = {
+            "exegpt_bound_seconds": ("The latency bound", promise.bound_s),
+            "exegpt_promised_latency_seconds": (
+                "Promised 99th percentile latency of an answer of length s99",
+                promise.prediction.promised_s,
+            ),
+            "exegpt_predicted_latency_seconds": (
+                "Predicted mean latency of an answer of length s99",
+                promise.prediction.latency_mean_s,
+            ),
+            "exegpt_predicted_queries_per_second": (
+                "Predicted throughput under a saturated backlog",
+                promise.prediction.queries_per_s,
+            ),
+            "exegpt_predicted_tokens_per_second": (
+                "Predicted output tokens per second",
+                promise.prediction.tokens_per_s,
+            ),
+        }
+        for name, (help_text, value) in expected.items():
+            Gauge(name, help_text, registry=registry).set(value)

@@ -1,0 +1,193 @@
+"""What the worker does next, from what the pool holds now: RRA, CRA, and the comparison policies STATIC and ORCA.
+
+Pure functions of values; no policy sees a query's output length, only the limit its client set. All are first in, first
+out and work-conserving: a query that is alone starts at once. Admission is held while a prompt, rounded up to KV
+extents, does not fit beside the expected growth of the queries in the coming phase; what outgrows that expectation is
+evicted by the worker, youngest first, and encoded again.
+
+An RRA cycle is one step: encode up to B_E whole prompts, then N_D decode iterations. CRA and ORCA decide anew for
+every iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exegpt_planner.schedule import (
+    AnySchedule,
+    CraSchedule,
+    OrcaSchedule,
+    RraSchedule,
+    StaticSchedule,
+)
+
+EXTENT_TOKENS = 64  # the worker's KV arena hands out extents of this many tokens
+
+# Decode iterations a message when RRA has nothing to encode: an arrival then waits for few of them, and the gap between
+# messages (well under a millisecond beside tens for an iteration) is shared by as many.
+IDLE_ITERATIONS = 4
+
+UNTIL_DONE = 1 << 20  # decode iterations; the worker stops when no query is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingQuery:
+    """A query of which nothing is encoded."""
+
+    query: int
+    tokens: int  # to encode: the prompt and, after an eviction, the output so far
+    growth_limit: int  # output tokens it may still produce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialQuery:
+    """A query whose prompt is being encoded in chunks."""
+
+    query: int
+    done: int  # tokens encoded
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """What a policy may know. Queries are in order of admission."""
+
+    waiting: tuple[WaitingQuery, ...]  # at least the first `lookahead(schedule)` of them
+    partial: tuple[PartialQuery, ...]
+    num_active: int  # queries in decode
+    kv_used: int  # KV tokens held, extents' slack included
+    kv_capacity: int
+    growth_tokens: float  # output tokens a query is expected to produce yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPlan:
+    """Tokens start .. start + tokens of a query's prompt."""
+
+    query: int
+    start: int
+    tokens: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One message to the worker (Step in worker.proto)."""
+
+    chunks: tuple[ChunkPlan, ...] = ()
+    decode_with_chunks: bool = False
+    decode_iterations: int = 0
+    retain_ended: bool = False
+
+
+def extents(tokens: float) -> int:
+    """KV tokens held for `tokens` of them: whole extents."""
+    return -int(-tokens // EXTENT_TOKENS) * EXTENT_TOKENS
+
+
+def lookahead(schedule: AnySchedule) -> int:
+    """Waiting queries a policy looks at, at most."""
+    match schedule:
+        case RraSchedule():
+            return schedule.encode_batch
+        case CraSchedule():
+            return schedule.pool
+        case StaticSchedule():
+            return schedule.batch
+        case OrcaSchedule():
+            return 1
+
+
+def next_step(schedule: AnySchedule, view: PoolView) -> StepPlan | None:
+    """The step to send now, or None when there is nothing to do."""
+    if not (view.waiting or view.partial or view.num_active):
+        return None
+    match schedule:
+        case RraSchedule():
+            return _rra(schedule, view)
+        case CraSchedule():
+            return _cra(schedule, view)
+        case StaticSchedule():
+            return _static(schedule, view)
+        case OrcaSchedule():
+            return _orca(schedule, view)
+
+
+def _rra(schedule: RraSchedule, view: PoolView) -> StepPlan:
+    interval = schedule.encode_interval
+    admitted = _admit(view, limit=schedule.encode_batch, iterations=interval)
+    if not admitted:
+        return StepPlan(decode_iterations=min(interval, IDLE_ITERATIONS))
+    return StepPlan(chunks=_whole(admitted), decode_iterations=interval)
+
+
+def _cra(schedule: CraSchedule, view: PoolView) -> StepPlan:
+    left = schedule.chunk_tokens
+    chunks: list[ChunkPlan] = []
+    places = schedule.pool - view.num_active - len(view.partial)
+    begun = [
+        *view.partial,
+        *(
+            PartialQuery(query=each.query, done=0, total=each.tokens)
+            for each in _admit(view, limit=places, iterations=1)
+        ),
+    ]
+    for each in begun:
+        if left == 0:
+            break
+        tokens = min(left, each.total - each.done)
+        is_last = each.done + tokens == each.total
+        chunks.append(ChunkPlan(query=each.query, start=each.done, tokens=tokens, is_last=is_last))
+        left -= tokens
+    return _ride(tuple(chunks))
+
+
+def _static(schedule: StaticSchedule, view: PoolView) -> StepPlan:
+    retain = not schedule.early_termination
+    if view.num_active:
+        return StepPlan(decode_iterations=UNTIL_DONE, retain_ended=retain)
+    # A batch holds its place until all of it is done, so all of it must fit at its longest.
+    batch: list[WaitingQuery] = []
+    held = 0
+    for each in view.waiting[: schedule.batch]:
+        held += extents(each.tokens + each.growth_limit)
+        if batch and held > view.kv_capacity:
+            break
+        batch.append(each)
+    return StepPlan(chunks=_whole(batch), decode_iterations=UNTIL_DONE, retain_ended=retain)
+
+
+def _orca(schedule: OrcaSchedule, view: PoolView) -> StepPlan:
+    places = min(1, schedule.pool - view.num_active)
+    return _ride(_whole(_admit(view, limit=places, iterations=1)))
+
+
+def _ride(chunks: tuple[ChunkPlan, ...]) -> StepPlan:
+    """One iteration: the chunks, if any, ride on a decode of every active query."""
+    if chunks:
+        return StepPlan(chunks=chunks, decode_with_chunks=True)
+    return StepPlan(decode_iterations=1)
+
+
+def _whole(queries: list[WaitingQuery]) -> tuple[ChunkPlan, ...]:
+    return tuple(
+        ChunkPlan(query=each.query, start=0, tokens=each.tokens, is_last=True) for each in queries
+    )
+
+
+def _admit(view: PoolView, *, limit: int, iterations: int) -> list[WaitingQuery]:
+    """The first waiting queries that fit beside everyone's expected growth in so many iterations.
+
+    The first of an empty pool always does: what could never fit was refused when it came.
+    """
+    growth = min(iterations, view.growth_tokens)
+    held = view.kv_used + view.num_active * growth
+    held += sum(extents(each.total) - extents(each.done) for each in view.partial)
+    is_empty = not (view.num_active or view.partial)
+    admitted: list[WaitingQuery] = []
+    for each in view.waiting[: max(limit, 0)]:
+        held += extents(each.tokens + min(growth, each.growth_limit))
+        if held > view.kv_capacity and not (is_empty and not admitted):
+            break
+        admitted.append(each)
+    return admitted

@@ -1,0 +1,61 @@
+"""A conductor on a fake worker, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from prometheus_client import CollectorRegistry
+
+from exegpt_gateway.conductor import Conductor
+from exegpt_gateway.metrics import Metrics
+from exegpt_gateway.query import QueryStream, SamplingParams
+from exegpt_gateway.step_log import StepLog
+from exegpt_gateway.worker_link import Patience, WorkerLink
+from exegpt_planner.schedule import AnySchedule
+from exegpt_wire import worker_pb2
+from fake_worker import FakeWorker
+
+MakeWorker = Callable[..., Awaitable[FakeWorker]]
+Serve = Callable[[Conductor], "asyncio.Task[None]"]
+
+
+def build_conductor(
+    worker: FakeWorker,
+    schedule: AnySchedule,
+    *,
+    max_waiting: int = 1000,
+    context: int = 4096,
+    patience: Patience | None = None,
+    on_hung: Callable[[], None] | None = None,
+    metrics: Metrics | None = None,
+    step_log: StepLog | None = None,
+) -> Conductor:
+    """A conductor for this worker; nothing runs yet."""
+    configure = worker_pb2.ConfigureRequest(
+        model_path="/models/toy", dtype="float32", kv_tokens=worker.kv_tokens
+    )
+    return Conductor(
+        WorkerLink(worker.address, configure, patience=patience, on_hung=on_hung),
+        schedule=schedule,
+        kv_tokens=worker.kv_tokens,
+        context=context,
+        max_waiting=max_waiting,
+        metrics=metrics or Metrics(CollectorRegistry()),
+        step_log=step_log,
+    )
+
+
+def greedy(num: int, *, end_tokens: Sequence[int] = ()) -> SamplingParams:
+    """Sampling of at most `num` tokens of the toy model."""
+    return SamplingParams(temperature=0, max_tokens=num, end_tokens=tuple(end_tokens))
+
+
+async def collect(stream: QueryStream) -> list[int]:
+    """All tokens of a stream."""
+    return [event.token async for event in stream]
+
+
+async def collect_all(streams: Sequence[QueryStream]) -> list[list[int]]:
+    """All tokens of each stream."""
+    return list(await asyncio.gather(*(collect(stream) for stream in streams)))

@@ -1,0 +1,314 @@
+"""A worker without a model: the real gRPC service in the test's own loop, answering by arithmetic.
+
+Its next token is a function of *all* tokens before it, so an answer is right only if every encode, first or repeated,
+read exactly prompt + output so far. Iterations take no time unless a gate holds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+from grpc import aio
+
+from exegpt_wire import GRPC_OPTIONS, PROTOCOL, worker_pb2
+from exegpt_wire.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+
+EXTENT = 64
+_incarnations = itertools.count(1)
+
+
+def next_token(tokens: Sequence[int], vocab: int = 256) -> int:
+    """The toy model, greedy."""
+    return zlib.crc32(np.asarray(tokens, np.uint32).tobytes()) % vocab
+
+
+def answer(prompt: Sequence[int], num: int, *, end_tokens: Sequence[int] = ()) -> list[int]:
+    """What a query must get back: `num` tokens, fewer if an end token comes first."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + num:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in end_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass(frozen=True)
+class SeenStep:
+    """A step as the worker got it: chunks are (query, start, tokens, is_last)."""
+
+    chunks: tuple[tuple[int, int, int, bool], ...]
+    decode_with_chunks: bool
+    decode_iterations: int
+    retain_ended: bool = False
+
+
+@dataclass
+class _Slot:
+    tokens: list[int]
+    sampling: worker_pb2.Sampling
+    num_generated: int
+    in_decode: bool = False
+    ended: bool = False
+
+    @property
+    def extents(self) -> int:
+        return -(-len(self.tokens) // EXTENT)
+
+
+@dataclass
+class FakeWorker(WorkerServicer):
+    """One worker process's worth of state; `restart` makes the next incarnation at the same address."""
+
+    socket: Path
+    kv_tokens: int = 1 << 20
+    iteration_s: float = 0.0  # what its clocks say
+    protocol: int = PROTOCOL
+    refuse: str = ""  # answer Configure with this refusal
+    steps: list[SeenStep] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    shapes: list[worker_pb2.Shape] = field(default_factory=list)
+    configured: list[worker_pb2.ConfigureRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.incarnation = next(_incarnations)
+        self.epoch = 0
+        self.iterations = 0
+        self._stop_after: int | None = None
+        self._moved = asyncio.Condition()
+        self._slots: dict[int, _Slot] = {}
+        self._drops: set[int] = set()
+        self._server: aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.socket}"
+
+    # What a test does to it
+
+    async def start(self) -> None:
+        self._server = aio.server(options=list(GRPC_OPTIONS))
+        add_WorkerServicer_to_server(self, self._server)
+        assert self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def kill(self) -> None:
+        """Dies at once: streams break, KV is gone."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    async def restart(self) -> None:
+        await self.kill()
+        self.incarnation = next(_incarnations)
+        self.epoch = 0
+        self._slots.clear()
+        self._stop_after = None
+        await self.start()
+
+    async def hold_after(self, iterations: int) -> None:
+        """From now, waits before the iteration that follows so many in all."""
+        async with self._moved:
+            self._stop_after = iterations
+            self._moved.notify_all()
+
+    async def release(self) -> None:
+        async with self._moved:
+            self._stop_after = None
+            self._moved.notify_all()
+
+    async def reached(self, iterations: int) -> None:
+        """Returns once that many iterations have run."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.iterations >= iterations)
+
+    async def dropped_all(self, queries: Sequence[int]) -> None:
+        """Returns once these queries' drops have come in."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: set(queries) <= set(self.dropped))
+
+    # The service
+
+    async def Describe(  # noqa: N802 - the service's name
+        self, request: worker_pb2.DescribeRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.DescribeReply:
+        return worker_pb2.DescribeReply(
+            protocol=self.protocol,
+            incarnation=self.incarnation,
+            epoch=self.epoch,
+            device="cpu: toy",
+        )
+
+    async def Configure(  # noqa: N802 - the service's name
+        self,
+        request: worker_pb2.ConfigureRequest,
+        context: aio.ServicerContext[worker_pb2.ConfigureRequest, worker_pb2.ConfigureReply],
+    ) -> worker_pb2.ConfigureReply:
+        if self.refuse:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
+        self.configured.append(request)
+        self.epoch = request.epoch
+        self._slots.clear()
+        return worker_pb2.ConfigureReply(
+            incarnation=self.incarnation, epoch=self.epoch, kv_tokens=self.kv_tokens
+        )
+
+    async def Run(  # noqa: N802 - the service's name
+        self,
+        request_iterator: AsyncIterator[worker_pb2.Command],
+        context: aio.ServicerContext[worker_pb2.Command, worker_pb2.IterationResult],
+    ) -> AsyncIterator[worker_pb2.IterationResult]:
+        steps: asyncio.Queue[worker_pb2.Step | None] = asyncio.Queue()
+        reader = asyncio.ensure_future(self._sort(request_iterator, steps))
+        try:
+            while (step := await steps.get()) is not None:
+                self._note(step)
+                async for result in self._run(step):
+                    yield result
+        finally:
+            reader.cancel()
+
+    def Measure(  # noqa: N802 - the service's name
+        self, request: worker_pb2.MeasureRequest, context: grpc.ServicerContext
+    ) -> AsyncIterator[worker_pb2.Measurement]:
+        raise NotImplementedError("a toy has nothing to measure")
+
+    async def _sort(
+        self,
+        commands: AsyncIterator[worker_pb2.Command],
+        steps: asyncio.Queue[worker_pb2.Step | None],
+    ) -> None:
+        async for command in commands:
+            if command.HasField("step"):
+                steps.put_nowait(command.step)
+                continue
+            self._drops.update(command.drop.queries)
+            async with self._moved:
+                self.dropped.extend(command.drop.queries)
+                self._moved.notify_all()
+        steps.put_nowait(None)
+
+    def _note(self, step: worker_pb2.Step) -> None:
+        self.steps.append(
+            SeenStep(
+                tuple((c.query, c.start, len(c.tokens), c.last) for c in step.chunks),
+                step.decode_with_chunks,
+                step.decode_iterations,
+                step.retain_ended,
+            )
+        )
+
+    async def _run(self, step: worker_pb2.Step) -> AsyncIterator[worker_pb2.IterationResult]:
+        """One result an iteration; exactly one of them, if need be an empty one, is the last."""
+        left = step.decode_iterations
+        chunks = list(step.chunks)
+        if not chunks and not self._decoding():
+            yield self._report(step, last=True)
+            return
+        while chunks or (left and self._decoding()):
+            await self._gate()
+            self._drop_asked()
+            result = worker_pb2.IterationResult(sequence=step.sequence)
+            if not chunks or step.decode_with_chunks:
+                self._decode(result, retain=step.retain_ended)
+            if chunks:
+                for chunk in chunks:
+                    self._encode(chunk, result)
+                chunks = []
+            else:
+                left -= 1
+            if step.retain_ended and all(each.ended for each in self._slots.values()):
+                self._slots.clear()
+            result.MergeFrom(self._report(step, last=not (left and self._decoding())))
+            self.shapes.append(result.shape)
+            async with self._moved:
+                self.iterations += 1
+                self._moved.notify_all()
+            yield result
+
+    async def _gate(self) -> None:
+        async with self._moved:
+            await self._moved.wait_for(
+                lambda: self._stop_after is None or self.iterations < self._stop_after
+            )
+
+    def _decoding(self) -> bool:
+        return any(each.in_decode for each in self._slots.values())
+
+    def _report(self, step: worker_pb2.Step, *, last: bool) -> worker_pb2.IterationResult:
+        return worker_pb2.IterationResult(
+            sequence=step.sequence,
+            last=last,
+            active=len(self._slots),
+            kv_tokens=self._held() * EXTENT,
+            clocks=worker_pb2.Clocks(wall_s=self.iteration_s, cpu_s=self.iteration_s),
+        )
+
+    def _held(self) -> int:
+        return sum(slot.extents for slot in self._slots.values())
+
+    def _drop_asked(self) -> None:
+        for query in self._drops:
+            self._slots.pop(query, None)
+        self._drops.clear()
+
+    def _decode(self, result: worker_pb2.IterationResult, *, retain: bool) -> None:
+        for query in [q for q, slot in self._slots.items() if slot.in_decode]:
+            slot = self._slots.get(query)
+            if slot is None:  # evicted by an older one's growth
+                continue
+            result.shape.decode_queries += 1
+            result.shape.tokens += 1
+            result.shape.decode_context += len(slot.tokens)
+            if slot.ended:
+                continue
+            self._sample(query, result, retain=retain)
+
+    def _encode(self, chunk: worker_pb2.Chunk, result: worker_pb2.IterationResult) -> None:
+        if chunk.start == 0:
+            self._slots[chunk.query] = _Slot([], chunk.sampling, chunk.num_generated)
+        slot = self._slots.get(chunk.query)
+        if slot is None:
+            return
+        assert len(slot.tokens) == chunk.start, f"chunk of {chunk.query} out of order"
+        slot.tokens.extend(chunk.tokens)
+        result.shape.encode_chunks += 1
+        result.shape.tokens += len(chunk.tokens)
+        self._make_room(result)
+        if chunk.last and chunk.query in self._slots:
+            slot.in_decode = True
+            self._sample(chunk.query, result, retain=False)
+
+    def _sample(self, query: int, result: worker_pb2.IterationResult, *, retain: bool) -> None:
+        """Samples after the tokens held; the new one takes KV when it is computed, at the next iteration."""
+        slot = self._slots[query]
+        token = next_token(slot.tokens)
+        slot.num_generated += 1
+        result.shape.sampled += 1
+        finish = worker_pb2.NONE
+        if token in slot.sampling.end_tokens and not slot.sampling.ignore_eos:
+            finish = worker_pb2.STOP
+        elif slot.num_generated >= slot.sampling.max_tokens:
+            finish = worker_pb2.LENGTH
+        result.tokens.add(query=query, token=token, finish=finish)
+        if finish == worker_pb2.NONE:
+            slot.tokens.append(token)
+            self._make_room(result)
+        elif retain:
+            slot.ended = True
+        else:
+            del self._slots[query]
+
+    def _make_room(self, result: worker_pb2.IterationResult) -> None:
+        while self._held() * EXTENT > self.kv_tokens:
+            youngest = max(self._slots)
+            del self._slots[youngest]
+            result.evicted.append(youngest)
+            self.evicted.append(youngest)
