@@ -1,1 +1,1 @@
-"""Model families, one file each, on the shared layers."""
+"""The model families: weights by name, put together from `exegpt_runner.layers`."""

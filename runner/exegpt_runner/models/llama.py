@@ -1,0 +1,169 @@
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral without short windows.
+
+Projections that read the same input are one matrix: query, key and value; gate and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, rms_norm, silu
+
+from exegpt_planner.model_spec import ModelSpec
+from exegpt_runner.kv_arena import KVShape
+from exegpt_runner.layers.attention import attend
+from exegpt_runner.layers.batch import Batch
+from exegpt_runner.layers.linear import Linear
+from exegpt_runner.layers.rotary import Rotation, frequencies
+from exegpt_runner.weights import Checkpoint
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+_GATE_UP = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaLayer:
+    """One layer's weights."""
+
+    input_norm: Tensor
+    qkv: Linear  # (H + 2G) * D, E
+    output: Linear
+    feed_norm: Tensor
+    gate_up: Linear  # 2F, E
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaModel:
+    """Weights in memory and what they compute on packed rows."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    embedding: Tensor
+    layers: tuple[LlamaLayer, ...]
+    norm: Tensor
+    head: Linear
+    frequencies: Tensor
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """What a token's keys and values take."""
+        spec = self.spec
+        return KVShape(
+            num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
+        )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens: (T,); returns (T, E)."""
+        return embedding(tokens, self.embedding)
+
+    def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
+        """All layers on packed rows; writes their keys and values to `kv`, a (C, 2, G, D) a layer. x: (T, E)."""
+        rotation = Rotation.at(batch.positions, self.frequencies, self.dtype)
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            x = x + self._attention(layer, x, rotation, batch, layer_kv)
+            x = x + self._feed_forward(layer, x)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x: (T, E) after the layers; returns (T, V)."""
+        return self.head(self._normalised(x, self.norm))
+
+    def _attention(
+        self, layer: LlamaLayer, x: Tensor, rotation: Rotation, batch: Batch, kv: Tensor
+    ) -> Tensor:
+        H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
+        qkv = layer.qkv(self._normalised(x, layer.input_norm)).view(-1, H + 2 * G, D)
+        turned = rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
+        kv[batch.slots, 0] = turned[:, H:]
+        kv[batch.slots, 1] = qkv[:, H + G :]
+        return layer.output(attend(turned[:, :H], kv, batch))
+
+    def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up(self._normalised(x, layer.feed_norm)).chunk(2, -1)  # (T, F) each
+        return layer.down(silu(gate) * up)
+
+    def _normalised(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self.spec.norm_eps)
+
+
+def load(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> LlamaModel:
+    """The model in `folder`, in memory as `dtype`."""
+    with Checkpoint(folder) as checkpoint:
+        tied_head = frozenset({"lm_head.weight"} if spec.tied_embeddings else ())
+        checkpoint.check(expected_shapes(spec), ignored=tied_head)
+        loader = _Loader(checkpoint, spec, dtype)
+        table = loader.tensor("model.embed_tokens.weight")
+        head = table if spec.tied_embeddings else loader.tensor("lm_head.weight")
+        return LlamaModel(
+            spec=spec,
+            dtype=dtype,
+            embedding=table,
+            layers=tuple(loader.layer(index) for index in range(spec.num_layers)),
+            norm=loader.tensor("model.norm.weight"),
+            head=Linear(head),
+            frequencies=frequencies(spec),
+        )
+
+
+def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the checkpoint."""
+    E, F = spec.hidden, spec.ffn
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    matrices = {
+        "self_attn.q_proj": (queries, E),
+        "self_attn.k_proj": (keys, E),
+        "self_attn.v_proj": (keys, E),
+        "self_attn.o_proj": (E, queries),
+        "mlp.gate_proj": (F, E),
+        "mlp.up_proj": (F, E),
+        "mlp.down_proj": (E, F),
+    }
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (E,),
+        "post_attention_layernorm.weight": (E,),
+    }
+    for name, shape in matrices.items():
+        layer[f"{name}.weight"] = shape
+        if spec.attention_bias if name.startswith("self_attn") else spec.mlp_bias:
+            layer[f"{name}.bias"] = shape[:1]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (spec.vocab, E),
+        "model.norm.weight": (E,),
+    }
+    if not spec.tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab, E)
+    for index in range(spec.num_layers):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    dtype: torch.dtype
+
+    def tensor(self, name: str) -> Tensor:
+        return self.checkpoint.load(name, self.dtype)
+
+    def layer(self, index: int) -> LlamaLayer:
+        prefix = f"model.layers.{index}"
+        attention, feed = f"{prefix}.self_attn", f"{prefix}.mlp"
+        return LlamaLayer(
+            input_norm=self.tensor(f"{prefix}.input_layernorm.weight"),
+            qkv=self._fused(attention, _QKV, self.spec.attention_bias),
+            output=self._fused(attention, ("o_proj",), self.spec.attention_bias),
+            feed_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self._fused(feed, _GATE_UP, self.spec.mlp_bias),
+            down=self._fused(feed, ("down_proj",), self.spec.mlp_bias),
+        )
+
+    def _fused(self, prefix: str, names: Sequence[str], has_bias: bool) -> Linear:
+        weights = [self.tensor(f"{prefix}.{name}.weight") for name in names]
+        biases = [self.tensor(f"{prefix}.{name}.bias") for name in names] if has_bias else None
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
