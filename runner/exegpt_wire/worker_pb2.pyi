@@ -468,12 +468,17 @@ Global___Shape: _TypeAlias = Shape  # noqa: Y015
 
 @_typing.final
 class Clocks(_message.Message):
+    """In Run, wall_s and cpu_s run from the end of the previous iteration to the end of this one, waits for commands and the
+    calibration kernel left out: summed, they are all the time the worker spent on its steps. In Measure, the step alone.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WALL_S_FIELD_NUMBER: _builtins.int
     CPU_S_FIELD_NUMBER: _builtins.int
     KERNEL_S_FIELD_NUMBER: _builtins.int
     START_S_FIELD_NUMBER: _builtins.int
+    BETWEEN_S_FIELD_NUMBER: _builtins.int
     wall_s: _builtins.float
     cpu_s: _builtins.float
     """the process's"""
@@ -481,6 +486,8 @@ class Clocks(_message.Message):
     """the calibration kernel's latest time; 0: not run yet"""
     start_s: _builtins.float
     """the worker's monotonic clock when the iteration started"""
+    between_s: _builtins.float
+    """of wall_s, before start_s: sending the previous result, taking commands"""
     def __init__(
         self,
         *,
@@ -488,10 +495,11 @@ class Clocks(_message.Message):
         cpu_s: _builtins.float = ...,
         kernel_s: _builtins.float = ...,
         start_s: _builtins.float = ...,
+        between_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "kernel_s", b"kernel_s", "start_s", b"start_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between_s", b"between_s", "cpu_s", b"cpu_s", "kernel_s", b"kernel_s", "start_s", b"start_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

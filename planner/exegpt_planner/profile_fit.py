@@ -1,0 +1,161 @@
+"""Curves of a profile table from timed steps.
+
+The time of a step is linear in the increments of its curves between their knots, and those are not negative: a non-
+negative least squares problem. Every step counts by its relative error, so small and large steps weigh alike;
+outliers count linearly (Huber, iterated reweighting); adjacent segments are drawn mildly towards one slope, which
+decides only where measurements are few. The layers and what lies outside them are fitted apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from exegpt_planner.profile_table import Curve, LayerCurves, OutsideCurves, StepShape
+
+Floats = NDArray[np.float64]
+
+HUBER = 1.345  # 95 % efficient under normal noise
+ROUNDS = 12  # reweightings; the weights settle in fewer than ten
+SMOOTHING = 0.05  # in relative errors: below the noise of one step where many are near
+
+_LAYER = ("tokens", "decode_queries", "decode_context", "encode_chunks", "encode_pairs")
+_OUTSIDE = ("tokens", "sampled")
+_GROWTH = {"tokens": math.sqrt(2), "sampled": 2.0}  # knots are dense where kernels change regime
+_FIRST = {"decode_context": 64.0, "encode_pairs": 64.0}  # below, linear from 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One timed step, normalised to the profile's machine speed."""
+
+    shape: StepShape
+    step_s: float
+    layers_s: float  # of step_s, all layers together
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Fitted curves, and the constant of a step."""
+
+    layer: LayerCurves
+    outside: OutsideCurves
+    step_overhead_s: float
+
+
+def fit(samples: Sequence[Sample], *, num_layers: int, largest: StepShape) -> Fit:
+    """Curves up to `largest` from the samples that are not held out."""
+    used = [sample for sample in samples if not sample.held_out]
+    if not used:
+        raise ValueError("no samples to fit")
+    step_s = np.array([sample.step_s for sample in used])
+    layers_s = np.array([sample.layers_s for sample in used])
+    shapes = [sample.shape for sample in used]
+    base, layer = _fit_curves(shapes, layers_s / num_layers, num_layers / step_s, _LAYER, largest)
+    constant, outside = _fit_curves(shapes, step_s - layers_s, 1 / step_s, _OUTSIDE, largest)
+    # A layer's constant has no field of its own; every step packs tokens, so it lies in their curve.
+    return Fit(
+        layer=LayerCurves(**layer | {"tokens": _raised(layer["tokens"], base)}),
+        outside=OutsideCurves(**outside),
+        step_overhead_s=constant,
+    )
+
+
+def relative_errors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> Floats:
+    """Prediction over measurement, minus one."""
+    return np.asarray(predicted_s, dtype=np.float64) / np.asarray(measured_s) - 1
+
+
+def _raised(curve: Curve, constant_s: float) -> Curve:
+    return Curve(x=curve.x, seconds=tuple(value + constant_s for value in curve.seconds))
+
+
+def _fit_curves(
+    shapes: Sequence[StepShape],
+    seconds: Floats,
+    weights: Floats,
+    names: Sequence[str],
+    largest: StepShape,
+) -> tuple[float, dict[str, Curve]]:
+    """The constant and the curves whose sum is `seconds`, errors counted times `weights`."""
+    knots = {name: _knots(name, getattr(largest, name)) for name in names}
+    values = {name: np.array([getattr(shape, name) for shape in shapes]) for name in names}
+    design = np.hstack(
+        [np.ones((len(shapes), 1)), *(_basis(values[name], knots[name]) for name in names)]
+    )
+    smooth = _smoothing(values, knots, weights)
+    increments = _robust_nnls(design * weights[:, None], seconds * weights, smooth)
+    curves = {}
+    first = 1
+    for name in names:
+        last = first + len(knots[name]) - 1
+        total = np.concatenate([[0.0], np.cumsum(increments[first:last])])
+        curves[name] = Curve(x=tuple(knots[name]), seconds=tuple(total.tolist()))
+        first = last
+    return float(increments[0]), curves
+
+
+def _knots(name: str, last: float) -> list[float]:
+    """Knots from 0 to `last`, growing by a factor, whole numbers."""
+    x = _FIRST.get(name, 1.0)
+    growth = _GROWTH.get(name, 4.0 if name in _FIRST else 2.0)
+    knots = [0.0]
+    while x < last / math.sqrt(growth):  # the last segment is no shorter than half a step
+        if round(x) > knots[-1]:
+            knots.append(float(round(x)))
+        x *= growth
+    return [*knots, float(last)]
+
+
+def _basis(values: Floats, knots: Sequence[float]) -> Floats:
+    """How much of each segment lies below each value, 0..1; (values, segments)."""
+    low, high = np.array(knots[:-1]), np.array(knots[1:])
+    return np.clip((values[:, None] - low) / (high - low), 0.0, 1.0)
+
+
+def _smoothing(values: dict[str, Floats], knots: dict[str, list[float]], weights: Floats) -> Floats:
+    """Rows that draw adjacent slopes together, in the same relative errors as the samples."""
+    width = 1 + sum(len(x) - 1 for x in knots.values())
+    rows = []
+    first = 1
+    for name, x in knots.items():
+        lengths = np.diff(x)
+        scale = _weight_at(np.array(x[1:]), values[name], weights)
+        for index in range(len(lengths) - 1):
+            row = np.zeros(width)
+            reach = SMOOTHING * scale[index] * lengths[index]
+            row[first + index] = -reach / lengths[index]
+            row[first + index + 1] = reach / lengths[index + 1]
+            rows.append(row)
+        first += len(lengths)
+    return np.array(rows).reshape(-1, width)
+
+
+def _weight_at(x: Floats, values: Floats, weights: Floats) -> Floats:
+    """The usual weight of samples of size `x`: a line through the logarithms."""
+    used = values > 0
+    if np.unique(values[used]).size < 2:
+        return np.full(len(x), float(np.median(weights)))
+    slope, level = np.polyfit(np.log(values[used]), np.log(weights[used]), 1)
+    return np.exp(level + slope * np.log(x))
+
+
+def _robust_nnls(design: Floats, target: Floats, smooth: Floats) -> Floats:
+    """Non-negative coefficients; rows of `design` beyond the usual error count linearly."""
+    scale = np.maximum(np.abs(design).max(axis=0), 1e-300)  # columns differ by orders of magnitude
+    trust = np.ones(len(target))
+    coefficients = np.zeros(design.shape[1])
+    for _ in range(ROUNDS):
+        rows = np.vstack([design * trust[:, None], smooth]) / scale
+        sides = np.concatenate([target * trust, np.zeros(len(smooth))])
+        coefficients = nnls(rows, sides, maxiter=50 * design.shape[1])[0] / scale
+        errors = np.abs(design @ coefficients - target)
+        usual = max(1.4826 * float(np.median(errors)), 1e-9)
+        trust = np.sqrt(np.minimum(1.0, HUBER * usual / np.maximum(errors, 1e-300)))
+    return coefficients

@@ -1,0 +1,88 @@
+"""Clocks of the worker, and the calibration kernel that says how fast the machine is at this moment.
+
+Neighbours and frequency changes move a core's speed by 10-20 %. A fixed kernel of a few milliseconds, in the
+proportions of the engine (bf16 and fp32 products, memory reads), runs now and then outside the step clocks; a time
+measured while the kernel took k seconds is normalised to the profile by
+
+    seconds * kernel_s(profile) / k
+
+With one thread the clock is the process's CPU time, blind to preemption; with more it is wall time.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+_READ_FLOATS = 8 * 1024 * 1024  # 32 MiB: beyond a core's own caches, as weights are
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One reading of both clocks, seconds."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        return cls(time.monotonic(), time.process_time())
+
+
+class StepClock:
+    """Splits the time of one stream into laps, with the pauses left out."""
+
+    def __init__(self) -> None:
+        self._last = Instant.now()
+        self._paused_wall_s = 0.0
+        self._paused_cpu_s = 0.0
+
+    def pause(self, since: Instant) -> None:
+        """Leaves the time from `since` to now out of the lap."""
+        now = Instant.now()
+        self._paused_wall_s += now.wall_s - since.wall_s
+        self._paused_cpu_s += now.cpu_s - since.cpu_s
+
+    def lap(self) -> tuple[float, float]:
+        """Wall and CPU seconds since the last lap ended, without the pauses."""
+        now = Instant.now()
+        wall_s = now.wall_s - self._last.wall_s - self._paused_wall_s
+        cpu_s = now.cpu_s - self._last.cpu_s - self._paused_cpu_s
+        self._last, self._paused_wall_s, self._paused_cpu_s = now, 0.0, 0.0
+        return wall_s, cpu_s
+
+
+class CalibrationKernel:
+    """The fixed kernel (about 6 ms on one core of a server of the 2020s) and its latest time."""
+
+    def __init__(self, *, threads: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._by_cpu = threads == 1
+        self._half = torch.randn(64, 512, generator=generator).to(torch.bfloat16)
+        self._half_weight = torch.randn(2048, 512, generator=generator).to(torch.bfloat16)
+        self._full = torch.randn(64, 512, generator=generator)
+        self._full_weight = torch.randn(512, 512, generator=generator)
+        self._memory = torch.randn(_READ_FLOATS, generator=generator)
+        self._ran_s = float("-inf")
+        self.latest_s = 0.0
+
+    def is_due(self, every_s: float) -> bool:
+        """Whether `every_s` seconds have passed since it last ran; 0 means never."""
+        return every_s > 0 and time.monotonic() - self._ran_s >= every_s
+
+    def run(self) -> float:
+        """Seconds the kernel takes now; also kept in `latest_s`."""
+        begin = self._read()
+        for _ in range(4):
+            torch.nn.functional.linear(self._half, self._half_weight)
+        for _ in range(4):
+            torch.nn.functional.linear(self._full, self._full_weight)
+        self._memory.sum()
+        self.latest_s = self._read() - begin
+        self._ran_s = time.monotonic()
+        return self.latest_s
+
+    def _read(self) -> float:
+        return time.process_time() if self._by_cpu else time.monotonic()

@@ -1,0 +1,202 @@
+"""The worker's gRPC service: it holds weights and KV, runs what it is told in order, and knows no policy.
+
+One user of the engine at a time: a Run stream or a Measure call. `Configure` with a newer epoch ends the user there
+is and takes its place; an older epoch is refused. Errors of the input come back as a gRPC status with their text.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import grpc
+
+from exegpt_planner.errors import ExeGPTError, InvalidSpec
+from exegpt_runner import identity
+from exegpt_runner.clocks import CalibrationKernel
+from exegpt_runner.engine import Engine
+from exegpt_runner.inbox import Inbox
+from exegpt_runner.kv_arena import round_up
+from exegpt_runner.loading import Loaded, OutOfMemory, check_memory, load
+from exegpt_runner.measure import measure
+from exegpt_runner.steps import StepRunner
+from exegpt_wire import PROTOCOL, worker_pb2_grpc
+from exegpt_wire import worker_pb2 as pb
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """One device's worker."""
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = threads
+        self._incarnation = secrets.randbits(64)
+        self._kernel = CalibrationKernel(threads=threads)
+        self._engine_free = threading.Lock()
+        self._state = threading.Lock()  # guards the three below
+        self._newest_epoch = 0
+        self._end_user: Callable[[], None] | None = None
+        self._configured: pb.ConfigureRequest | None = None
+        self._loaded: Loaded | None = None
+        self._engine: Engine | None = None
+
+    def Describe(  # noqa: N802 (the stub's name)
+        self,
+        request: pb.DescribeRequest,  # noqa: ARG002 (the stub's signature)
+        context: grpc.ServicerContext,  # noqa: ARG002
+    ) -> pb.DescribeReply:
+        return pb.DescribeReply(
+            protocol=PROTOCOL,
+            incarnation=self._incarnation,
+            epoch=self._configured.epoch if self._configured else 0,
+            device=identity.device(),
+            memory_bytes=identity.memory_bytes(),
+            threads=self._threads,
+            versions=identity.versions(),
+        )
+
+    def Configure(  # noqa: N802 (the stub's name)
+        self, request: pb.ConfigureRequest, context: grpc.ServicerContext
+    ) -> pb.ConfigureReply:
+        with _errors_as_status(context):
+            _check_supported(request)
+        self._claim(request, context)
+        with self._engine_free, _errors_as_status(context):
+            if request.epoch < self._newest_epoch:
+                self._refuse_epoch(request.epoch, context)
+            if request != self._configured:
+                self._place(request)
+            return self._reply()
+
+    def Run(  # noqa: N802 (the stub's name)
+        self, request_iterator: Iterator[pb.Command], context: grpc.ServicerContext
+    ) -> Iterator[pb.IterationResult]:
+        inbox = Inbox(request_iterator)
+        with self._use(context, inbox.close) as engine:
+            try:
+                yield from self._serve(engine, inbox, context)
+            finally:
+                engine.reset()
+        if inbox.is_closed and context.is_active():
+            context.abort(grpc.StatusCode.ABORTED, "a newer epoch was configured")
+
+    def Measure(  # noqa: N802 (the stub's name)
+        self, request: pb.MeasureRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.Measurement]:
+        ended = threading.Event()
+        with self._use(context, ended.set) as engine:
+            try:
+                with _errors_as_status(context):
+                    for measurement in measure(request, engine, self._kernel):
+                        yield measurement
+                        if ended.is_set():
+                            break
+            finally:
+                engine.reset()
+        if ended.is_set() and context.is_active():
+            context.abort(grpc.StatusCode.ABORTED, "a newer epoch was configured")
+
+    def end_user(self) -> None:
+        """Makes the Run stream or Measure call there is end after its iteration."""
+        if self._end_user is not None:
+            self._end_user()
+
+    def _serve(
+        self, engine: Engine, inbox: Inbox, context: grpc.ServicerContext
+    ) -> Iterator[pb.IterationResult]:
+        assert self._configured is not None  # _use hands out a configured engine only
+        runner = StepRunner(engine, self._kernel, self._configured.calibrate_every_s)
+        while (step := runner.next_step(inbox)) is not None:
+            with _errors_as_status(context):
+                for result in runner.run(step, inbox.take_drops):
+                    yield result
+                    if inbox.is_closed:
+                        return
+
+    @contextmanager
+    def _use(self, context: grpc.ServicerContext, end: Callable[[], None]) -> Iterator[Engine]:
+        """The engine, for one call alone; `end` is called when the call must end."""
+        if not self._engine_free.acquire(blocking=False):
+            problem = "the worker is in use by another stream; Configure with a newer epoch first"
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        try:
+            if self._engine is None:
+                problem = "the worker holds no model; Configure it first"
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+            with self._state:
+                self._end_user = end
+            context.add_callback(end)
+            yield self._engine
+        finally:
+            with self._state:
+                self._end_user = None
+            self._engine_free.release()
+
+    def _claim(self, request: pb.ConfigureRequest, context: grpc.ServicerContext) -> None:
+        """Makes this epoch the newest and ends the engine's user; older epochs are refused."""
+        with self._state:
+            is_repeated = request.epoch == self._newest_epoch and request == self._configured
+            if request.epoch <= self._newest_epoch and not is_repeated:
+                self._refuse_epoch(request.epoch, context)
+            self._newest_epoch = request.epoch
+            if not is_repeated:
+                self.end_user()
+
+    def _refuse_epoch(self, epoch: int, context: grpc.ServicerContext) -> NoReturn:
+        problem = (
+            f"epoch {epoch} is not newer than {self._newest_epoch}, which this worker follows; "
+            "configure with a larger one"
+        )
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+
+    def _place(self, request: pb.ConfigureRequest) -> None:
+        self._engine = self._configured = None  # frees the arena before the next is allocated
+        if self._loaded is None or not self._loaded.serves(request):
+            self._loaded = None
+            self._loaded = load(request)
+        check_memory(self._loaded, request.kv_tokens)
+        self._engine = Engine(self._loaded.model, round_up(request.kv_tokens))
+        self._configured = request
+
+    def _reply(self) -> pb.ConfigureReply:
+        assert self._loaded is not None
+        assert self._configured is not None
+        assert self._engine is not None
+        return pb.ConfigureReply(
+            incarnation=self._incarnation,
+            epoch=self._configured.epoch,
+            kv_tokens=self._engine.kv_capacity,
+            weight_bytes=self._loaded.weight_bytes,
+            model_fingerprint=self._loaded.spec.fingerprint,
+        )
+
+
+def _check_supported(request: pb.ConfigureRequest) -> None:
+    problems = []
+    if request.protocol != PROTOCOL:
+        problems.append(
+            f"protocol: {request.protocol} is not this worker's {PROTOCOL}; use one version of exegpt"
+        )
+    if request.epoch == 0:
+        problems.append("epoch: must be at least 1")
+    if request.kv_tokens == 0:
+        problems.append("kv_tokens: must be at least 1")
+    if request.first_layer != 0:
+        problems.append("first_layer: one worker holds all layers of the model")
+    if len(request.peers) > 1:
+        problems.append(f"peers: {len(request.peers)} given; this worker works alone")
+    if problems:
+        raise InvalidSpec("Configure", problems)
+
+
+@contextmanager
+def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
+    """Turns errors of the input into a gRPC status that carries their text."""
+    try:
+        yield
+    except OutOfMemory as error:
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+    except ExeGPTError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -1,0 +1,100 @@
+"""The worker process: one device, one gRPC server (`python -m exegpt_runner.worker --listen unix:///path/worker.sock`).
+
+Threads and cores are set before torch is loaded, because OpenMP reads them once: waiting threads must sleep, since
+spinning barriers collapse when processes share cores. The process ends on SIGTERM or SIGINT, and with `--die-with-
+parent` when the thread that started it ends (Linux counts threads here: start workers from a thread that lives as
+long as they should).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until told to end; the exit status."""
+    options = _parser().parse_args(arguments)
+    if options.die_with_parent:
+        _die_with_parent()
+    if options.cpus:
+        os.sched_setaffinity(0, options.cpus)
+    threads = options.threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ["GOMP_SPINCOUNT"] = "0"
+    return _serve(options.listen, threads)
+
+
+def _serve(listen: str, threads: int) -> int:
+    import grpc  # after the environment is set: these load torch
+    import torch
+
+    from exegpt_runner.service import WorkerService
+    from exegpt_wire import GRPC_OPTIONS, worker_pb2_grpc
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    service = WorkerService(threads=threads)
+    server = grpc.server(ThreadPoolExecutor(max_workers=8), options=list(GRPC_OPTIONS))
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    try:
+        server.add_insecure_port(listen)
+    except RuntimeError as error:
+        print(
+            f"exegpt worker: cannot listen on {listen}: {error}. Choose another address.",
+            file=sys.stderr,
+        )
+        return 5
+    server.start()
+    stop.wait()
+    service.end_user()
+    server.stop(grace=1).wait()
+    return 0
+
+
+def _die_with_parent() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() == 1:  # it had ended before the call
+        sys.exit(1)
+
+
+def _cpu_list(text: str) -> set[int]:
+    """Core numbers as in `taskset -c`: "1", "0,2", "2-3"."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    available = os.sched_getaffinity(0)
+    if not cores <= available:
+        problem = (
+            f"{text!r} names cores that this process may not use; it may use {sorted(available)}"
+        )
+        raise argparse.ArgumentTypeError(problem)
+    return cores
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="exegpt_runner.worker", description="One exegpt worker.")
+    parser.add_argument("--listen", required=True, help="unix:///path/worker.sock or host:port")
+    parser.add_argument("--threads", type=int, help="compute threads; as many as cores by default")
+    parser.add_argument("--cpus", type=_cpu_list, help='cores to stay on, e.g. "1" or "2-3"')
+    parser.add_argument("--die-with-parent", action="store_true", help="end when the parent ends")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
