@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -17,12 +18,11 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from exegpt_planner.errors import InvalidSpec, Unavailable
 
 M = TypeVar("M", bound="StrictModel")
-
-_CONSEQUENCES = {"default_factory_not_called"}  # of another problem of the same input, listed too
 
 
 class StrictModel(BaseModel):
@@ -46,14 +46,8 @@ def parse(model: type[M], data: Mapping[str, Any], *, source: str) -> M:
     try:
         return model.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise InvalidSpec(
-            source,
-            [
-                _explain(model, problem)
-                for problem in error.errors()
-                if problem["type"] not in _CONSEQUENCES
-            ],
-        ) from None
+        problems = [each for each in error.errors() if not _follows(each, error.errors())]
+        raise InvalidSpec(source, [_explain(model, each) for each in problems]) from None
 
 
 def read_json(model: type[M], path: Path) -> M:
@@ -64,8 +58,8 @@ def read_json(model: type[M], path: Path) -> M:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, not checked further."""
     try:
-        data = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+        data = json.loads(_read_text(path), object_pairs_hook=_unique_keys)
+    except (json.JSONDecodeError, _DuplicateKey) as error:
         raise InvalidSpec(str(path), [f"not JSON: {error}"]) from None
     if not isinstance(data, dict):
         raise InvalidSpec(str(path), ["expected a JSON object at the top"])
@@ -115,6 +109,17 @@ def _read_text(path: Path) -> str:
         raise InvalidSpec(str(path), [f"not UTF-8 text: {error.reason}"]) from None
 
 
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    counts = Counter(key for key, _ in pairs)
+    if twice := [key for key, count in counts.items() if count > 1]:
+        raise _DuplicateKey(f"key {twice[0]!r} is given twice")
+    return dict(pairs)
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key given twice, of which YAML readers silently keep the last."""
 
@@ -132,7 +137,19 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _explain(model: type[BaseModel], problem: Any) -> str:
+def _follows(problem: ErrorDetails, problems: Sequence[ErrorDetails]) -> bool:
+    """Whether a problem only follows from another one that is listed too."""
+    match problem["type"]:
+        case "default_factory_not_called":
+            return True
+        case "too_short":  # pydantic counts the items that are right
+            depth = len(problem["loc"])
+            return any(each["loc"][:depth] == problem["loc"] != each["loc"] for each in problems)
+        case _:
+            return False
+
+
+def _explain(model: type[BaseModel], problem: ErrorDetails) -> str:
     path = ".".join(str(part) for part in problem["loc"]) or "(top)"
     if problem["type"] == "extra_forbidden":
         known = _field_names(model, problem["loc"][:-1])

@@ -92,6 +92,16 @@ def problem(mean: float, std: float, longest: int) -> str | None:
     return None
 
 
+def moment_parent(mean: float, std: float, longest: int) -> tuple[float, float]:
+    """Mean and std of the parent normal, before truncation; std infinite for an exponential or uniform law."""
+    if reason := problem(mean, std, longest):
+        raise CannotTruncate(reason)
+    tilt = _solve(mean / longest, std / longest)
+    if tilt.a == 0:
+        return math.copysign(math.inf, tilt.b), math.inf
+    return longest * tilt.b / (2 * tilt.a), longest / math.sqrt(2 * tilt.a)
+
+
 def normal_cells(mean: float, std: float, longest: int) -> Floats:
     """P(k - 1 < X <= k) for k = 1.. up to the last cell that has mass; at most `longest` of them."""
     if reason := problem(mean, std, longest):
