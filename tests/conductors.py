@@ -59,3 +59,9 @@ async def collect(stream: QueryStream) -> list[int]:
 async def collect_all(streams: Sequence[QueryStream]) -> list[list[int]]:
     """All tokens of each stream."""
     return list(await asyncio.gather(*(collect(stream) for stream in streams)))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until it holds; the test's own timeout ends a wait in vain."""
+    while not condition():
+        await asyncio.sleep(0)

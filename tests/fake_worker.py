@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -115,24 +115,25 @@ class FakeWorker(WorkerServicer):
 
     async def hold_after(self, iterations: int) -> None:
         """From now, waits before the iteration that follows so many in all."""
-        async with self._moved:
-            self._stop_after = iterations
-            self._moved.notify_all()
+        self._stop_after = iterations
+        await self._tell()
 
     async def release(self) -> None:
+        self._stop_after = None
+        await self._tell()
+
+    async def until(self, condition: Callable[[FakeWorker], bool]) -> None:
+        """Returns once it holds; looked at after every iteration and command."""
         async with self._moved:
-            self._stop_after = None
-            self._moved.notify_all()
+            await self._moved.wait_for(lambda: condition(self))
 
     async def reached(self, iterations: int) -> None:
         """Returns once that many iterations have run."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.iterations >= iterations)
+        await self.until(lambda worker: worker.iterations >= iterations)
 
-    async def dropped_all(self, queries: Sequence[int]) -> None:
-        """Returns once these queries' drops have come in."""
-        async with self._moved:
-            await self._moved.wait_for(lambda: set(queries) <= set(self.dropped))
+    async def received(self, steps: int) -> None:
+        """Returns once that many steps have come in."""
+        await self.until(lambda worker: len(worker.steps) >= steps)
 
     # The service
 
@@ -156,6 +157,7 @@ class FakeWorker(WorkerServicer):
         self.configured.append(request)
         self.epoch = request.epoch
         self._slots.clear()
+        await self._tell()
         return worker_pb2.ConfigureReply(
             incarnation=self.incarnation, epoch=self.epoch, kv_tokens=self.kv_tokens
         )
@@ -169,7 +171,7 @@ class FakeWorker(WorkerServicer):
         reader = asyncio.ensure_future(self._sort(request_iterator, steps))
         try:
             while (step := await steps.get()) is not None:
-                self._note(step)
+                await self._note(step)
                 async for result in self._run(step):
                     yield result
         finally:
@@ -190,12 +192,15 @@ class FakeWorker(WorkerServicer):
                 steps.put_nowait(command.step)
                 continue
             self._drops.update(command.drop.queries)
-            async with self._moved:
-                self.dropped.extend(command.drop.queries)
-                self._moved.notify_all()
+            self.dropped.extend(command.drop.queries)
+            await self._tell()
         steps.put_nowait(None)
 
-    def _note(self, step: worker_pb2.Step) -> None:
+    async def _tell(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _note(self, step: worker_pb2.Step) -> None:
         self.steps.append(
             SeenStep(
                 tuple((c.query, c.start, len(c.tokens), c.last) for c in step.chunks),
@@ -204,6 +209,7 @@ class FakeWorker(WorkerServicer):
                 step.retain_ended,
             )
         )
+        await self._tell()
 
     async def _run(self, step: worker_pb2.Step) -> AsyncIterator[worker_pb2.IterationResult]:
         """One result an iteration; exactly one of them, if need be an empty one, is the last."""
@@ -228,9 +234,8 @@ class FakeWorker(WorkerServicer):
                 self._slots.clear()
             result.MergeFrom(self._report(step, last=not (left and self._decoding())))
             self.shapes.append(result.shape)
-            async with self._moved:
-                self.iterations += 1
-                self._moved.notify_all()
+            self.iterations += 1
+            await self._tell()
             yield result
 
     async def _gate(self) -> None:

@@ -165,11 +165,11 @@ class Conductor:
             await self._link.receive(0)  # raises what broke it
 
     async def _step(self, plan: StepPlan) -> None:
+        begun_s = time.monotonic()
         step = _Step(plan, next(self._sequences))
         message = self._message(step)
         await self._send_drops()
         await self._link.send(worker_pb2.Command(step=message))
-        sent_s = time.monotonic()
         self._ledger.hand_out()
         self._ledger.pool(self._pool)
         is_last = False
@@ -181,7 +181,7 @@ class Conductor:
             if not is_last:
                 self._ledger.hand_out()
         if plan.chunks or not isinstance(self.schedule, RraSchedule):
-            self._ledger.metrics.cycle_s.observe(received_s - sent_s)
+            self._ledger.metrics.cycle_s.observe(received_s - begun_s)
 
     def _message(self, step: _Step) -> worker_pb2.Step:
         plan = step.plan

@@ -115,7 +115,7 @@ class Metrics:
         )
         self.cycle_s = Histogram(
             "exegpt_cycle_seconds",
-            "From sending a step to its last result; in RRA, of steps that encode",
+            "From deciding on a step to its last result; in RRA, of steps that encode",
             buckets=ANSWERS_S,
             registry=registry,
         )

@@ -212,7 +212,7 @@ class WorkerLink:
         if self._on_hung is not None:
             self._on_hung()
         return WorkerHung(
-            f"the worker at {self.address} brought no result for {allowed_s:.0f} s. Restart it."
+            f"the worker at {self.address} brought no result for {allowed_s:.4g} s. Restart it."
         )
 
 
