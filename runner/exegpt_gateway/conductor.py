@@ -66,13 +66,13 @@ class Conductor:
         self._drops: list[int] = []
         self._drop_asked = asyncio.Event()
         self._work_came = asyncio.Event()
-        self._is_draining = False
+        self.is_draining = False
         metrics.in_force(schedule)
         metrics.kv_capacity.set(self._pool.kv_capacity)
 
     def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> QueryStream:
         """The output stream of a new query; raises Draining, PromptTooLong or QueueFull."""
-        if self._is_draining:
+        if self.is_draining:
             self._ledger.ended("refused")
             raise Draining
         max_tokens = self._output_limit(prompt, sampling)
@@ -94,7 +94,7 @@ class Conductor:
 
     def drain(self) -> None:
         """Refuses new queries from now; `run` returns when the last stream has finished."""
-        self._is_draining = True
+        self.is_draining = True
         self._work_came.set()
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class Conductor:
 
     async def _keep_connected(self) -> None:
         attempts = 0
-        while not (self._is_draining and not len(self._pool)):
+        while not (self.is_draining and not len(self._pool)):
             try:
                 await self._link.connect()
                 self.ready, attempts = True, 0
@@ -145,7 +145,7 @@ class Conductor:
                     await self._step(plan)
                     continue
                 self._ledger.hand_out()
-                if self._is_draining:
+                if self.is_draining:
                     return
                 await self._idle()
         finally:
