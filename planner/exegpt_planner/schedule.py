@@ -56,6 +56,8 @@ class Prediction(StrictModel):
     queries_per_s: float
     tokens_per_s: float  # output tokens
     cycle_s: float  # RRA: one encode and its decode phase; CRA: one iteration
+    encode_share: float = Field(ge=0, le=1)  # of the cycle, spent on encoding
+    first_token_s: float  # mean, from the start of the encode to the first token
     latency_mean_s: float  # of an answer of length s99, from the start of its encode
     latency_sd_s: float  # the pool's fluctuation
     latency_p99_s: float  # 99th percentile of such answers, fluctuation counted in

@@ -1,0 +1,87 @@
+"""Why no schedule keeps a bound: the best reachable promise, what binds, and the smallest change that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
+from exegpt_planner.search import Candidate, fastest
+from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.strategies import StrategySpace
+
+
+def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Promise) -> ExeGPTError:
+    """The error to raise when no schedule in `spaces` keeps the bound."""
+    reached = [(space, fastest(space)) for space in spaces]
+    fitting = [(space, best) for space, best in reached if best is not None]
+    if not fitting:
+        return _nothing_fits(spaces)
+    space, best = min(fitting, key=lambda pair: pair[1].promised_s)
+    return InfeasibleBound(
+        f"no schedule promises an answer of {promise.length} tokens within {bound_s:g} s; the fastest, "
+        f"{describe(space, best)}, promises {_upward(best.promised_s)} s. Latency binds: {_parts(space, best, promise)}. "
+        f"The smallest change that would do: raise latencyBound.seconds to {_upward(best.promised_s)}"
+        f"{_shorter(space, bound_s, promise)}; or use a faster device."
+    )
+
+
+def describe(space: StrategySpace, best: Candidate) -> str:
+    """A schedule in words, e.g. "RRA with encode_batch=1, encode_interval=39"."""
+    schedule = space.schedule(best.point).model_dump(exclude={"strategy"})
+    return f"{space.strategy} with " + ", ".join(
+        f"{knob}={value}" for knob, value in schedule.items()
+    )
+
+
+def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:
+    expected = space.predict(best.point)
+    if promise.sds == 0 and promise.error == 0:
+        return f"its mean latency is {expected.latency_mean_s:.3g} s"
+    with_pool_s = expected.latency_mean_s + promise.sds * expected.latency_sd_s
+    return (
+        f"its mean latency is {expected.latency_mean_s:.3g} s, the pool's fluctuation adds "
+        f"{with_pool_s - expected.latency_mean_s:.2g} s and the profile's error margin of {promise.error:.1%} "
+        f"{best.promised_s - with_pool_s:.2g} s"
+    )
+
+
+def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
+    """The length that would be in time, as a remedy."""
+    smallest = (space.whole.x1, space.whole.y2)
+    fits, too_long = 0, promise.length
+    while too_long - fits > 1:
+        length = (fits + too_long) // 2
+        if space.promised_for(smallest, length) <= bound_s:
+            fits = length
+        else:
+            too_long = length
+    return f", or bound answers of at most {fits} tokens (now {promise.length})" if fits else ""
+
+
+def _nothing_fits(spaces: Sequence[StrategySpace]) -> ExeGPTError:
+    space = spaces[0]
+    smallest = (space.whole.x1, space.whole.y2)
+    if space.blocked(smallest) == "coverage":
+        return IncompleteProfile(
+            f"the profile covers not even the smallest schedule of {space.strategy}: its pool reaches "
+            f"{space.edge(smallest):.2g} times as far. Profile larger decode batches and contexts."
+        )
+    needed = space.kv_need(smallest)
+    return InfeasibleBound(
+        f"memory binds: the smallest schedule of {space.strategy} needs {needed:.0f} KV tokens, but "
+        f"{space.kv_capacity:.0f} fit beside the weights. Use a device with more memory, keep less of it free, or serve "
+        "shorter requests."
+    )
+
+
+def _upward(seconds: float) -> str:
+    """Three digits, rounded up, so that the number does what is said of it."""
+    for digits in range(3, 8):
+        text = f"{seconds:.{digits}g}"
+        if float(text) >= seconds:
+            return text
+        step = 10 ** -(digits - 1)
+        text = f"{seconds * (1 + step):.{digits}g}"
+        if float(text) >= seconds:
+            return text
+    return f"{seconds:.9g}"

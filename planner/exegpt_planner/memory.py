@@ -1,0 +1,49 @@
+"""Whether a schedule's KV fits: the pool at its fullest, its own fluctuation and the arena's rounding counted in.
+
+    capacity = (device_bytes - reserve_bytes - weights) / KV bytes a token
+    need     = max over iterations of  mean + SDS sd,  of KV tokens and of the slack in the last granule of each query
+
+A schedule that needs more is never chosen. Should a rare excursion pass the margin, admission waits or the youngest query
+is encoded again: it costs time, not the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt_planner.errors import InfeasibleBound
+
+Floats = NDArray[np.float64]
+
+KV_SDS = 4.0  # a normal pool passes mean + 4 sd in 3 of 100,000 cycles
+KV_GRANULE_TOKENS = 64  # the arena's extents are whole granules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """What one worker's device has, and what of it is not for weights and KV."""
+
+    device_bytes: int
+    reserve_bytes: int = 0
+
+    def kv_tokens(self, *, weight_bytes: int, kv_bytes_per_token: int) -> int:
+        """KV tokens that fit beside the weights; raises `InfeasibleBound` if not even the weights do."""
+        free = self.device_bytes - self.reserve_bytes - weight_bytes
+        if free < kv_bytes_per_token:
+            raise InfeasibleBound(
+                f"the weights take {weight_bytes / 2**30:.2f} GiB, but the device has "
+                f"{self.device_bytes / 2**30:.2f} GiB of which {self.reserve_bytes / 2**30:.2f} GiB are kept free: "
+                "no room for KV. Use a device with more memory, a smaller dtype or a smaller model."
+            )
+        return free // kv_bytes_per_token
+
+
+def need(tokens: Floats, tokens_var: Floats, queries: Floats) -> float:
+    """KV tokens to hold ready for a pool with these laws, elementwise over iterations; the largest."""
+    slack = (KV_GRANULE_TOKENS - 1) / 2
+    slack_var = (KV_GRANULE_TOKENS**2 - 1) / 12
+    sd = np.sqrt(tokens_var + queries * slack_var)
+    return float(np.max(tokens + queries * slack + KV_SDS * sd))

@@ -1,0 +1,202 @@
+"""Branch and bound over two integer knobs: the most throughput within a latency bound, exactly.
+
+Best first on a block's upper throughput bound. A block is dropped when nothing in it can fit, keep the bound, or beat what
+is already found; blocks of a few points are evaluated. The bounds come from the space and need no monotonicity, so neither
+does the result. What was dropped, and why, is kept: the leaves cover the space (certificate.py checks them).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+ROUNDING = 1e-9  # relative: bounds and values are sums in different orders
+SMALL = 3  # points: evaluating them costs no more than bounding their block
+
+Reason = Literal["throughput", "latency", "memory", "coverage", "evaluated"]
+Blocked = Literal["memory", "coverage"]
+Point = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Block:
+    """The points x1..x2 by y1..y2, ends included."""
+
+    x1: int
+    x2: int
+    y1: int
+    y2: int
+
+    @property
+    def num_points(self) -> int:
+        return (self.x2 - self.x1 + 1) * (self.y2 - self.y1 + 1)
+
+    def points(self) -> Iterator[Point]:
+        """Every point of the block."""
+        for x in range(self.x1, self.x2 + 1):
+            for y in range(self.y1, self.y2 + 1):
+                yield x, y
+
+    def split(self) -> tuple[Block, Block]:
+        """Two halves, across the relatively longer side, near its geometric mean."""
+        if self.x2 * self.y1 >= self.y2 * self.x1 and self.x2 > self.x1:
+            cut = _middle(self.x1, self.x2)
+            return Block(self.x1, cut, self.y1, self.y2), Block(cut + 1, self.x2, self.y1, self.y2)
+        if self.y2 > self.y1:
+            cut = _middle(self.y1, self.y2)
+            return Block(self.x1, self.x2, self.y1, cut), Block(self.x1, self.x2, cut + 1, self.y2)
+        cut = _middle(self.x1, self.x2)
+        return Block(self.x1, cut, self.y1, self.y2), Block(cut + 1, self.x2, self.y1, self.y2)
+
+
+def _middle(low: int, high: int) -> int:
+    return min(max(int((low * high) ** 0.5), low), high - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """No point of a block has more throughput or promises less; `blocked` if none of them fits."""
+
+    throughput: float
+    promised_s: float
+    blocked: Blocked | None = None
+
+
+class Space(Protocol):
+    """What a strategy offers to be searched: knobs x and y, each from 1 up."""
+
+    @property
+    def whole(self) -> Block: ...
+    def bound(self, block: Block) -> Bounds: ...
+    def blocked(self, point: Point) -> Blocked | None: ...
+    def throughput(self, point: Point) -> float: ...
+    def promised_s(self, point: Point) -> float: ...
+    def seeds(self, bound_s: float) -> Iterable[Point]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An evaluated point."""
+
+    point: Point
+    throughput: float
+    promised_s: float
+
+    def beats(self, other: Candidate | None) -> bool:
+        """More throughput; on a tie, less latency, then smaller knobs."""
+        if other is None:
+            return True
+        ours = (-self.throughput, self.promised_s, self.point)
+        return ours < (-other.throughput, other.promised_s, other.point)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A block that was settled, why, and the bound that settled it."""
+
+    block: Block
+    reason: Reason
+    bound: float  # of throughput or latency, by the reason; 0 where none was needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best point, or None if no point keeps the bound, and the proof."""
+
+    best: Candidate | None
+    leaves: tuple[Leaf, ...]
+    num_evaluations: int
+
+
+class _Search:
+    def __init__(self, space: Space, bound_s: float) -> None:
+        self.space = space
+        self.bound_s = bound_s
+        self.best: Candidate | None = None
+        self.leaves: list[Leaf] = []
+        self.evaluated: set[Point] = set()
+
+    def try_point(self, point: Point) -> None:
+        if point in self.evaluated or self.space.blocked(point) is not None:
+            return
+        self.evaluated.add(point)
+        throughput = self.space.throughput(point)
+        if self.best is not None and throughput < self.best.throughput:
+            return
+        promised_s = self.space.promised_s(point)
+        found = Candidate(point=point, throughput=throughput, promised_s=promised_s)
+        if promised_s <= self.bound_s and found.beats(self.best):
+            self.best = found
+
+    def settle(self, block: Block, bounds: Bounds) -> bool:
+        """Whether nothing in the block can be the answer; if so it becomes a leaf."""
+        if bounds.blocked is not None:
+            self._leaf(block, bounds.blocked, 0.0)
+        elif bounds.promised_s * (1 - ROUNDING) > self.bound_s:
+            self._leaf(block, "latency", bounds.promised_s)
+        elif self.is_beaten(bounds.throughput):
+            self._leaf(block, "throughput", bounds.throughput)
+        else:
+            return False
+        return True
+
+    def is_beaten(self, throughput: float) -> bool:
+        return self.best is not None and throughput * (1 + ROUNDING) < self.best.throughput
+
+    def evaluate(self, block: Block) -> None:
+        for point in block.points():
+            self.try_point(point)
+        self._leaf(block, "evaluated", 0.0)
+
+    def _leaf(self, block: Block, reason: Reason, bound: float) -> None:
+        self.leaves.append(Leaf(block=block, reason=reason, bound=bound))
+
+
+def search(space: Space, bound_s: float) -> Found:
+    """The schedule with the most throughput whose promise keeps `bound_s`."""
+    state = _Search(space, bound_s)
+    for seed in space.seeds(bound_s):
+        state.try_point(seed)
+    queue: list[tuple[float, Block, Bounds]] = []
+
+    def consider(block: Block) -> None:
+        if block.num_points <= SMALL:
+            state.evaluate(block)
+            return
+        bounds = space.bound(block)
+        if not state.settle(block, bounds):
+            heapq.heappush(queue, (-bounds.throughput, block, bounds))
+
+    consider(space.whole)
+    while queue:
+        _, block, bounds = heapq.heappop(queue)
+        if not state.settle(block, bounds):
+            for half in block.split():
+                consider(half)
+    return Found(best=state.best, leaves=tuple(state.leaves), num_evaluations=len(state.evaluated))
+
+
+def fastest(space: Space) -> Candidate | None:
+    """The point that promises the least latency, the answer to "what could be reached"; None if none fits."""
+    best: Candidate | None = None
+    queue: list[tuple[float, Block]] = [(0.0, space.whole)]
+    while queue:
+        low, block = heapq.heappop(queue)
+        if best is not None and low * (1 - ROUNDING) > best.promised_s:
+            break
+        if block.num_points > SMALL:
+            for half in block.split():
+                bounds = space.bound(half)
+                if bounds.blocked is None:
+                    heapq.heappush(queue, (bounds.promised_s, half))
+            continue
+        for point in block.points():
+            if space.blocked(point) is None:
+                promised_s = space.promised_s(point)
+                if best is None or promised_s < best.promised_s:
+                    best = Candidate(
+                        point=point, throughput=space.throughput(point), promised_s=promised_s
+                    )
+    return best

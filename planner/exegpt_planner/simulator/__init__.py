@@ -1,0 +1,45 @@
+"""What a schedule will do, in closed form, from a profile table and a workload.
+
+`simulate` predicts throughput, latency and pool of one schedule; `latency_of` the mean latency of an answer of any length.
+"""
+
+from __future__ import annotations
+
+from exegpt_planner.completion import CompletionLaw, PoolLaw
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.schedule import Prediction, Schedule
+from exegpt_planner.simulator.costs import costs_of, prompt_moments
+from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.simulator.rra import RraModel
+from exegpt_planner.workload import Workload
+
+
+def simulate(
+    schedule: Schedule,
+    table: ProfileTable,
+    workload: Workload,
+    *,
+    percentile_length: float = 99,
+    law: PoolLaw = "exact",
+) -> Prediction:
+    """What is expected of a schedule under a saturated backlog; raises `IncompleteProfile` beyond the table.
+
+    `law` "paper" is the paper's biased pool law, for comparison (RRA only; CRA's pool is not affected).
+    """
+    length = workload.output.quantile(percentile_length / 100)
+    promise = Promise.full(length=length, error=table.error_p95)
+    return _rra(table, workload, promise, law).predict(schedule)
+
+
+def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, length: int) -> float:
+    """Mean latency of an answer of `length` tokens, from the start of its encode, s."""
+    promise = Promise.full(length=length, error=table.error_p95)
+    return _rra(table, workload, promise, "exact").latency_mean_s(
+        schedule.encode_batch, schedule.encode_interval, length
+    )
+
+
+def _rra(table: ProfileTable, workload: Workload, promise: Promise, law: PoolLaw) -> RraModel:
+    return RraModel(
+        costs_of(table), CompletionLaw(workload, law), prompt_moments(workload), promise
+    )

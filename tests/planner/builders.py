@@ -1,0 +1,108 @@
+"""Small tables and workloads for planner tests, each deviating from a plain affine machine by what a test names."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt_planner.lengths import LengthLaw
+from exegpt_planner.profile_table import (
+    Curve,
+    LayerCurves,
+    OutsideCurves,
+    ProfileKey,
+    ProfileTable,
+)
+from exegpt_planner.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+def bell(mean: float, sd: float, longest: int) -> LengthLaw:
+    """A discretised normal law on 1..longest."""
+    k = np.arange(longest + 1)
+    pmf = np.exp(-0.5 * ((k - mean) / sd) ** 2)
+    pmf[0] = 0.0
+    return LengthLaw(pmf=pmf / pmf.sum())
+
+
+def point(length: int) -> LengthLaw:
+    pmf = np.zeros(length + 1)
+    pmf[length] = 1.0
+    return LengthLaw(pmf=pmf)
+
+
+def independent(inputs: LengthLaw, outputs: LengthLaw) -> Workload:
+    k = np.arange(len(inputs.pmf))
+    ones = np.ones(len(outputs.pmf))
+    return Workload(
+        input=inputs,
+        output=outputs,
+        input_mean=ones * float(inputs.pmf @ k),
+        input_square=ones * float(inputs.pmf @ k**2),
+        source="test",
+    )
+
+
+def correlated(outputs: LengthLaw, *, factor: float = 1.5, spread: int = 6) -> Workload:
+    """A workload whose inputs are round(factor L) + U, U uniform on 1..2 spread + 1."""
+    k = np.arange(len(outputs.pmf))
+    base = np.round(factor * k).astype(int)
+    width = 2 * spread + 1
+    pmf = np.zeros(base[-1] + width + 1)
+    for length, chance in enumerate(outputs.pmf):
+        pmf[base[length] + 1 : base[length] + width + 1] += chance / width
+    u = np.arange(1, width + 1)
+    mean = base + u.mean()
+    square = base**2 + 2 * base * u.mean() + (u**2).mean()
+    return Workload(
+        input=LengthLaw(pmf=pmf),
+        output=outputs,
+        input_mean=mean.astype(np.float64),
+        input_square=square.astype(np.float64),
+        source="test",
+    )
+
+
+def line(fixed_s: float, each_s: float, limit: float) -> Curve:
+    return Curve(x=(0.0, limit), seconds=(fixed_s, fixed_s + each_s * limit))
+
+
+def table(
+    *,
+    tokens: Curve | None = None,
+    queries: Curve | None = None,
+    context: Curve | None = None,
+    sampled: Curve | None = None,
+    overhead_s: float = 2e-4,
+    dispatch_s: float = 3e-4,
+    error: float = 0.03,
+) -> ProfileTable:
+    """An affine machine of 4 layers unless curves are given."""
+    return ProfileTable(
+        source="measured",
+        key=ProfileKey(
+            model_fingerprint="test", device="cpu: test", dtype="float32", threads=1, versions={}
+        ),
+        num_layers=4,
+        layer=LayerCurves(
+            tokens=tokens or line(4e-4, 8e-6, 8192),
+            decode_queries=queries or line(0.0, 1.5e-5, 512),
+            decode_context=context or line(0.0, 4e-8, 200_000),
+            encode_chunks=line(0.0, 2e-5, 256),
+            encode_pairs=line(0.0, 2e-9, 4_000_000),
+        ),
+        outside=OutsideCurves(
+            tokens=line(0.0, 1e-7, 8192), sampled=sampled or line(0.0, 2e-5, 512)
+        ),
+        step_overhead_s=overhead_s,
+        dispatch_s=dispatch_s,
+        error_p95=error,
+        kernel_s=6e-3,
+        num_samples=100,
+        spread=0.01,
+    )
+
+
+def summarization_like() -> Workload:
+    return independent(bell(32, 17, 64), bell(16, 6, 40))
