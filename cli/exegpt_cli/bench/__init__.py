@@ -1,0 +1,1 @@
+"""The load generator: `exegpt bench`, and the load of `exegpt demo`."""

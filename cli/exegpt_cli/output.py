@@ -1,0 +1,98 @@
+"""Where text goes: answers on stdout, progress and errors on stderr, so that `-o json` can be piped.
+
+Nothing else in the command line prints; a rich console is made when it is first needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from exegpt_planner.errors import ExeGPTError, InvalidSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MAX_PROBLEMS = 15  # what fits one screen
+
+
+class Format(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Report(Protocol):
+    """Called with what is done so far, of how much."""
+
+    def __call__(self, done: float, total: float) -> None: ...
+
+
+def console(*, err: bool = True) -> Console:
+    """A console on stderr, or on stdout for a command's answer."""
+    from rich.console import Console
+
+    return Console(stderr=err, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line of progress on stderr."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def answer(text: str) -> None:
+    """A command's answer on stdout."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout: the first column is text, the others are figures."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console(err=False).print(table, markup=False)
+
+
+def fail(error: ExeGPTError) -> int:
+    """Print what happened and what to do, on one screen and without a stack trace; the exit code."""
+    out = console()
+    match error:
+        case InvalidSpec() if len(error.problems) > 1:
+            out.print(f"error: {error.source}:", style="bold red", markup=False)
+            for problem in error.problems[:MAX_PROBLEMS]:
+                out.print(f"  - {problem}", markup=False, soft_wrap=True)
+            if len(error.problems) > MAX_PROBLEMS:
+                out.print(f"  ... and {len(error.problems) - MAX_PROBLEMS} more")
+        case _:
+            out.print("error: ", style="bold red", end="", markup=False)
+            out.print(str(error), markup=False, soft_wrap=True)
+    return error.exit_code
+
+
+def _say_nothing(done: float, total: float) -> None:
+    del done, total
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Report]:
+    """A progress bar on stderr while the block runs; a line at the start when stderr is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    out = console()
+    if not out.is_terminal:
+        say(f"{title} ...")
+        yield _say_nothing
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=out, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
