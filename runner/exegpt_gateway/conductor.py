@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from exegpt_gateway.ledger import Ledger
+from exegpt_gateway.messages import FINISH, step_command
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.policies import EXTENT_TOKENS, StepPlan, lookahead, next_step
 from exegpt_gateway.pool import Pool, Query
 from exegpt_gateway.query import (
     Draining,
-    Finish,
     PromptTooLong,
     QueryStream,
     QueryTimes,
@@ -167,9 +167,11 @@ class Conductor:
     async def _step(self, plan: StepPlan) -> None:
         begun_s = time.monotonic()
         step = _Step(plan, next(self._sequences))
-        message = self._message(step)
+        self._pool.begin(plan.chunks)
+        command = step_command(plan, step.sequence, self._pool)
+        step.num_tokens = len(self._pool.active) + sum(chunk.tokens for chunk in plan.chunks)
         await self._send_drops()
-        await self._link.send(worker_pb2.Command(step=message))
+        await self._link.send(command)
         self._ledger.hand_out()
         self._ledger.pool(self._pool)
         is_last = False
@@ -182,28 +184,6 @@ class Conductor:
                 self._ledger.hand_out()
         if plan.chunks or not isinstance(self.schedule, RraSchedule):
             self._ledger.metrics.cycle_s.observe(received_s - begun_s)
-
-    def _message(self, step: _Step) -> worker_pb2.Step:
-        plan = step.plan
-        self._pool.begin(plan.chunks)
-        message = worker_pb2.Step(
-            sequence=step.sequence,
-            decode_with_chunks=plan.decode_with_chunks,
-            decode_iterations=plan.decode_iterations,
-            retain_ended=plan.retain_ended,
-        )
-        for chunk in plan.chunks:
-            query = self._pool.partial[chunk.query]
-            message.chunks.add(
-                query=chunk.query,
-                tokens=query.text[chunk.start : chunk.start + chunk.tokens],
-                start=chunk.start,
-                last=chunk.is_last,
-                sampling=_sampling(query) if chunk.start == 0 else None,
-                num_generated=len(query.generated),
-            )
-        step.num_tokens = len(self._pool.active) + sum(chunk.tokens for chunk in plan.chunks)
-        return message
 
     def _apply(self, step: _Step, result: worker_pb2.IterationResult, received_s: float) -> None:
         """Brings the pool up to date; what can wait until the next step is sent goes to the ledger."""
@@ -223,7 +203,7 @@ class Conductor:
                 step.overrun.add(token.query)
                 continue
             taken.last_iteration = index
-            event = TokenEvent(token.token, _FINISH[token.finish])
+            event = TokenEvent(token.token, FINISH[token.finish])
             self._ledger.token(taken, event, received_s)
             if event.finish is not None:
                 self._pool.finish(taken)
@@ -295,24 +275,3 @@ class _Step:
     overrun: set[int] = field(
         default_factory=set
     )  # queries that got tokens after they were dropped
-
-
-_FINISH: dict[worker_pb2.Finish.ValueType, Finish | None] = {
-    worker_pb2.NONE: None,
-    worker_pb2.STOP: "stop",
-    worker_pb2.LENGTH: "length",
-}
-
-
-def _sampling(query: Query) -> worker_pb2.Sampling:
-    asked = query.sampling
-    return worker_pb2.Sampling(
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        seed=asked.seed,
-        max_tokens=query.max_tokens,
-        min_tokens=asked.min_tokens,
-        ignore_eos=asked.ignore_eos,
-        end_tokens=asked.end_tokens,
-    )

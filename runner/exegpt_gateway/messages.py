@@ -1,0 +1,49 @@
+"""Plans as messages to the worker, and its words as ours (worker.proto)."""
+
+from __future__ import annotations
+
+from exegpt_gateway.policies import StepPlan
+from exegpt_gateway.pool import Pool, Query
+from exegpt_gateway.query import Finish
+from exegpt_wire import worker_pb2
+
+FINISH: dict[worker_pb2.Finish.ValueType, Finish | None] = {
+    worker_pb2.NONE: None,
+    worker_pb2.STOP: "stop",
+    worker_pb2.LENGTH: "length",
+}
+
+
+def step_command(plan: StepPlan, sequence: int, pool: Pool) -> worker_pb2.Command:
+    """The step for `plan`, whose chunks' queries the pool has begun."""
+    step = worker_pb2.Step(
+        sequence=sequence,
+        decode_with_chunks=plan.decode_with_chunks,
+        decode_iterations=plan.decode_iterations,
+        retain_ended=plan.retain_ended,
+    )
+    for chunk in plan.chunks:
+        query = pool.partial[chunk.query]
+        step.chunks.add(
+            query=chunk.query,
+            tokens=query.text[chunk.start : chunk.start + chunk.tokens],
+            start=chunk.start,
+            last=chunk.is_last,
+            sampling=_sampling(query) if chunk.start == 0 else None,
+            num_generated=len(query.generated),
+        )
+    return worker_pb2.Command(step=step)
+
+
+def _sampling(query: Query) -> worker_pb2.Sampling:
+    asked = query.sampling
+    return worker_pb2.Sampling(
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        seed=asked.seed,
+        max_tokens=query.max_tokens,
+        min_tokens=asked.min_tokens,
+        ignore_eos=asked.ignore_eos,
+        end_tokens=asked.end_tokens,
+    )
