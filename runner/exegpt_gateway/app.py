@@ -16,7 +16,7 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from exegpt_gateway import chat, completions
-from exegpt_gateway.answer import Ask, Wording, answer
+from exegpt_gateway.answer import DRAIN_RETRY_S, Ask, Wording, answer
 from exegpt_gateway.errors_http import Refused, busy, install
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.openai_schema import SamplingRequest, read_chat, read_completion
@@ -81,9 +81,12 @@ def _add_service_routes(app: FastAPI, conductor: Conductor, metrics: Metrics) ->
 
     @app.get("/readyz")
     async def ready() -> PlainTextResponse:
-        if conductor.ready:
-            return PlainTextResponse("ready\n")
-        raise busy("not ready", code="not_ready", retry_after_s=1)
+        if conductor.is_draining:
+            raise busy("not ready: draining", code="draining", retry_after_s=DRAIN_RETRY_S)
+        if not conductor.ready:
+            reason = "not ready: the worker is not connected yet"
+            raise busy(reason, code="not_ready", retry_after_s=1)
+        return PlainTextResponse("ready\n")
 
     @app.get("/metrics")
     async def show_metrics() -> Response:

@@ -82,14 +82,20 @@ def _listed(value: Any) -> str | None:
             return None
         case str(source):
             return source
-        case [*entries]:
-            by_name = {entry["name"]: entry["template"] for entry in entries}
-            return by_name.get("default")
+        case [*entries] if all(_is_named(entry) for entry in entries):
+            return next((e["template"] for e in entries if e["name"] == "default"), None)
         case _:
             raise InvalidSpec(
                 "tokenizer_config.json",
-                ["chat_template: expected a string or a list of named ones"],
+                ["chat_template: expected a string or a list of {name, template}"],
             )
+
+
+def _is_named(entry: Any) -> bool:
+    match entry:
+        case {"name": str(), "template": str()}:
+            return True
+    return False
 
 
 class _GenerationBlock(Extension):

@@ -145,35 +145,41 @@ class CompletionRequest(SamplingRequest):
     prompt: Annotated[str | list[int], BeforeValidator(_text_or_ids)]
 
 
-class TextPart(StrictModel):
-    """A piece of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _text_parts(value: Any) -> Any:
+def _joined_parts(value: Any) -> Any:
     """Content as one text; parts that are not text are refused by their type."""
     if not isinstance(value, list):
         return value
-    kinds = {part.get("type") if isinstance(part, dict) else part for part in value}
-    others = sorted(str(kind) for kind in kinds - {"text"})
+    others = {str(part.get("type")) if isinstance(part, dict) else repr(part) for part in value}
+    others.discard("text")
     if others:
-        raise ValueError(f"content parts of type {', '.join(others)} are not supported, only text")
-    return "\n".join(TextPart.model_validate(part).text for part in value)
+        raise ValueError(
+            f"content parts of type {', '.join(sorted(others))} are not supported, only text"
+        )
+    if not all(part.keys() == {"type", "text"} and isinstance(part["text"], str) for part in value):
+        raise ValueError("a text part has `type` and `text`, a string, and nothing else")
+    return "\n".join(part["text"] for part in value)
+
+
+def _nothing(value: Any) -> None:
+    if value not in (None, [], {}):
+        raise ValueError("not supported; leave it out")
+
+
+Nothing = Annotated[None, BeforeValidator(_nothing)]
 
 
 class Message(StrictModel):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_parts)]
+    content: Annotated[str, BeforeValidator(_joined_parts)]
     name: str | None = None
-    refusal: None = None  # OpenAI's answers carry these; clients send them back
-    audio: None = None
-    annotations: list[Any] | None = Field(default=None, max_length=0)
-    tool_calls: list[Any] | None = Field(default=None, max_length=0)
-    function_call: None = None
+    # empty in the answers that clients send back as history
+    annotations: Nothing = None
+    audio: Nothing = None
+    function_call: Nothing = None
+    refusal: Nothing = None
+    tool_calls: Nothing = None
 
 
 class ChatRequest(SamplingRequest):

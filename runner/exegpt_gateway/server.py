@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import os
 import socket
 from collections.abc import Callable, Iterator
 
@@ -112,5 +113,6 @@ def _listen(host: str, port: int) -> socket.socket:
             errno.EADDRINUSE: "Stop what listens there, or choose another port.",
             errno.EACCES: "Ports below 1024 need privileges; choose a higher one.",
         }.get(error.errno or 0, "Choose an address of this machine.")
-        reason = (error.strerror or str(error)).rstrip(".")
+        is_name = isinstance(error, socket.gaierror)  # its numbers are not the system's
+        reason = error.strerror if is_name else os.strerror(error.errno or 0)
         raise Unavailable(f"cannot listen on {host} port {port}: {reason}. {remedy}") from None

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import httpx
@@ -30,9 +30,12 @@ class FakeConductor:
     """Streams a script for every query at once, or leaves it open for the test to push."""
 
     def __init__(self, *, context: int = 256) -> None:
+        self.context = context
+        self.reset()
+
+    def reset(self) -> None:
         self.ready = True
         self.is_draining = False
-        self.context = context
         self.script: Sequence[int] = ()
         self.finish: Finish | None = "length"  # None: the stream stays open
         self.refusal: Exception | None = None
@@ -77,7 +80,6 @@ class Door:
     server: asyncio.Task[None]
     openai: openai.AsyncOpenAI
     http: httpx.AsyncClient
-    extra: dict[str, object] = field(default_factory=dict)
 
     def script(self, text: str, finish: Finish | None = "length") -> list[int]:
         """Every query answers `text`, tokenised as the model would."""
@@ -114,4 +116,4 @@ async def open_door(
             yield Door(conductor, served, host, port, stop, server, client, http)
     finally:
         stop.set()
-        await server
+        await asyncio.wait((server,))  # a test may have ended it already

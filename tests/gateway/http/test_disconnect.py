@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from exegpt_gateway import sse
+from exegpt_gateway.query import TokenEvent
+from gateway.http.front_door import Door
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def send(door: Door, *, stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    body = json.dumps({"model": "tiny", "prompt": "The", "stream": stream}).encode()
+    reader, writer = await asyncio.open_connection(door.host, door.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def leave(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_leaving_while_streaming_frees_the_slot(door: Door) -> None:
+    door.script("The dog", finish=None)
+    reader, writer = await send(door, stream=True)
+    await reader.readuntil(b"data: ")
+    assert not door.conductor.cancelled
+    await leave(writer)
+    await door.conductor.cancel_came.wait()
+    assert door.conductor.cancelled == {0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_while_waiting_frees_the_slot(door: Door, stream: bool) -> None:
+    door.conductor.script = ()
+    _, writer = await send(door, stream=stream)
+    await door.conductor.submit_came.wait()
+    await leave(writer)
+    await door.conductor.cancel_came.wait()
+    assert door.conductor.cancelled == {0}
+
+
+async def test_leaving_inside_the_body_submits_nothing(door: Door) -> None:
+    _, writer = await asyncio.open_connection(door.host, door.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 100\r\n\r\n{")
+    await leave(writer)
+    assert (await door.http.get("/healthz")).status_code == 200
+    assert not door.conductor.submitted
+
+
+async def test_a_reset_connection_frees_the_slot_of_a_client_that_does_not_read(
+    door: Door,
+) -> None:
+    door.conductor.script, door.conductor.finish = (), None
+    _, writer = await send(door, stream=True)
+    await door.conductor.submit_came.wait()
+    for _ in range(20_000):  # beyond what the sockets' buffers take
+        door.conductor.streams[0].push(TokenEvent(50))
+    writer.transport.abort()
+    await door.conductor.cancel_came.wait()
+    assert door.conductor.cancelled == {0}
+
+
+async def test_long_silences_are_bridged_by_comments(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    door.conductor.script = ()
+    reader, writer = await send(door, stream=True)
+    await reader.readuntil(sse.KEEP_ALIVE)
+    door.conductor.streams[0].push(TokenEvent(2, "stop"))
+    await reader.readuntil(sse.DONE)
+    await leave(writer)
