@@ -98,6 +98,11 @@ class Engine:
         return len(self._layout)
 
     @property
+    def decoding(self) -> int:
+        """Queries that the next decode computes."""
+        return len(self._pool)
+
+    @property
     def kv_tokens(self) -> int:
         """KV tokens held, extents' slack included."""
         return self._layout.held
@@ -122,7 +127,7 @@ class Engine:
         They decode and never end by themselves; with `is_encoded` false they wait for a chunk that starts there.
         """
         shape = self.model.kv_shape
-        granule = torch.randn(GRANULE_TOKENS, 2, shape.num_kv_heads, shape.head_dim)
+        granule = torch.randn(2, shape.num_kv_heads, GRANULE_TOKENS, shape.head_dim)
         granule = (granule * _FABRICATED_SCALE).to(self.model.dtype)
         ids = list(range(self._next_id, self._next_id + len(contexts)))
         for query, context in zip(ids, contexts, strict=True):
@@ -178,6 +183,9 @@ class Engine:
                 f"query {query}: chunk of {len(chunk.tokens)} tokens from {chunk.start}; "
                 f"a chunk has at least one token and ends within the context of {self.context}"
             )
+        vocab = self.model.spec.vocab
+        if not 0 <= min(chunk.tokens) <= max(chunk.tokens) < vocab:
+            raise ValueError(f"query {query}: a token lies outside the vocabulary of {vocab}")
         if chunk.start == 0:
             if query in self._layout or query in self._encoding:
                 raise ValueError(f"query {query} is begun again while it holds KV; drop it first")

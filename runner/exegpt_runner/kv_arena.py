@@ -157,30 +157,27 @@ class KVArena:
 
     def __init__(self, shape: KVShape, capacity: int, dtype: torch.dtype) -> None:
         self.layout = KVLayout(capacity)
-        self.buffer = (
-            torch.empty(  # (L, C, 2, G, D); pages that are never written are never touched
-                (shape.num_layers, self.layout.capacity, 2, shape.num_kv_heads, shape.head_dim),
-                dtype=dtype,
-            )
-        )
-        self.layers = list(self.buffer.unbind())
+        size = (2, shape.num_kv_heads, self.layout.capacity, shape.head_dim)
+        # (2, G, C, D) a layer, so that a head's keys are contiguous; pages never written are never touched.
+        self.layers = [torch.empty(size, dtype=dtype) for _ in range(shape.num_layers)]
 
     def reserve(self, query: int, tokens: int) -> bool:
         """Makes room for `tokens` of `query`, which must fit; whether any extent moved."""
         moves = self.layout.reserve(query, tokens)
         for move in moves:
             for layer in self.layers:
-                source = layer[move.source : move.source + move.tokens]
+                source = layer[:, :, move.source : move.source + move.tokens]
                 if abs(move.source - move.target) < move.tokens:
                     source = source.clone()  # copy_ does not allow overlap
-                layer[move.target : move.target + move.tokens] = source
+                layer[:, :, move.target : move.target + move.tokens] = source
         return bool(moves)
 
     def fill(self, query: int, granule: Tensor) -> None:
-        """Fills the extent of `query`, in every layer, with repetitions of `granule` (64, 2, G, D)."""
+        """Fills the extent of `query`, in every layer, with repetitions of `granule` (2, G, 64, D)."""
         extent = self.layout[query]
         for start in range(extent.start, extent.end, GRANULE_TOKENS):
-            self.buffer[:, start : start + GRANULE_TOKENS] = granule
+            for layer in self.layers:
+                layer[:, :, start : start + GRANULE_TOKENS] = granule
 
 
 def round_up(tokens: int) -> int:

@@ -14,13 +14,13 @@ from exegpt_runner.layers.batch import Batch, ChunkRows
 
 
 def attend(query: Tensor, kv: Tensor, batch: Batch) -> Tensor:
-    """Attention of each row over its query's KV. query: (T, H, D), kv: (C, 2, G, D); returns (T, H * D)."""
+    """Attention of each row over its query's KV. query: (T, H, D), kv: (2, G, C, D); returns (T, H * D)."""
     T, H, D = query.shape
     out = torch.empty_like(query)
-    groups = kv.shape[2]
+    groups = kv.shape[1]
     spans = zip(batch.kv_starts.tolist(), batch.contexts.tolist(), strict=True)
     for row, (start, context) in enumerate(spans):
-        keys, values = kv[start : start + context].permute(1, 2, 0, 3).unsqueeze(1)  # (1, G, S, D)
+        keys, values = kv[:, None, :, start : start + context]  # (1, G, S, D)
         heads = query[row].view(1, groups, H // groups, D)
         out[row] = scaled_dot_product_attention(heads, keys, values).view(H, D)
     for chunk in batch.chunks:
@@ -31,7 +31,7 @@ def attend(query: Tensor, kv: Tensor, batch: Batch) -> Tensor:
 def _attend_chunk(query: Tensor, kv: Tensor, chunk: ChunkRows, out: Tensor) -> None:
     context = chunk.start + chunk.num_tokens
     rows = slice(chunk.first, chunk.first + chunk.num_tokens)
-    keys, values = kv[chunk.kv_start : chunk.kv_start + context].permute(1, 2, 0, 3).unsqueeze(1)
+    keys, values = kv[:, None, :, chunk.kv_start : chunk.kv_start + context]
     heads = query[rows].transpose(0, 1).unsqueeze(0)  # (1, H, t, D)
     is_first = chunk.start == 0
     attended = scaled_dot_product_attention(

@@ -62,7 +62,7 @@ class LlamaModel:
         return embedding(tokens, self.embedding)
 
     def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
-        """All layers on packed rows; writes their keys and values to `kv`, a (C, 2, G, D) a layer. x: (T, E)."""
+        """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
         rotation = Rotation.at(batch.positions, self.frequencies, self.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             x = x + self._attention(layer, x, rotation, batch, layer_kv)
@@ -79,8 +79,8 @@ class LlamaModel:
         H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
         qkv = layer.qkv(self._normalised(x, layer.input_norm)).view(-1, H + 2 * G, D)
         turned = rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
-        kv[batch.slots, 0] = turned[:, H:]
-        kv[batch.slots, 1] = qkv[:, H + G :]
+        kv[0].index_copy_(1, batch.slots, turned[:, H:].transpose(0, 1))
+        kv[1].index_copy_(1, batch.slots, qkv[:, H + G :].transpose(0, 1))
         return layer.output(attend(turned[:, :H], kv, batch))
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:

@@ -1,0 +1,40 @@
+"""Fixtures: a tiny model, once for the engine and once for transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from engine_oracle import VARIANTS, Oracle
+from tiny_models import write_model
+
+from exegpt_planner.model_spec import read_model_spec
+from exegpt_runner.models.llama import load
+
+
+@pytest.fixture(scope="session")
+def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
+    from transformers import LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    known: dict[str, Oracle] = {}
+
+    def build(variant: str) -> Oracle:
+        if variant not in known:
+            folder = tmp_path_factory.mktemp(variant)
+            write_model(folder, **VARIANTS[variant])
+            reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
+            model = load(folder, read_model_spec(folder), torch.float64)
+            known[variant] = Oracle(folder, model, reference.eval())
+        return known[variant]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def oracle(oracle_of: Callable[[str], Oracle]) -> Oracle:
+    """The model with grouped heads."""
+    return oracle_of("grouped")
