@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from engine_oracle import VARIANTS, Oracle
-from tiny_models import write_model
 
+from engine_oracle import VARIANTS, Oracle
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_runner.models.llama import load
+from tiny_models import write_model
 
 
 @pytest.fixture(scope="session")

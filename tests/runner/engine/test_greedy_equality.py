@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from engine_driver import Driver
-from engine_oracle import VARIANTS, Oracle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine_driver import Driver
+from engine_oracle import VARIANTS, Oracle
 from exegpt_runner.engine import EncodeChunk, Engine, Sampling
 
 LENGTHS = ((3, 12), (40, 30), (17, 1), (90, 25), (1, 40), (64, 20))  # prompt, output
