@@ -178,14 +178,15 @@ class Reading:
         for names, what in ((_EXPERTS, "mixture of experts"), (_LATENT, "latent attention")):
             if given := [f"{name} = {config[name]}" for name in names if config.get(name)]:
                 self.unsupported.append(f"{what} ({', '.join(given)})")
-        if set(config.get("layer_types") or ()) - {"full_attention"}:
+        kinds = config.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
             self.unsupported.append("layers that do not attend fully (layer_types)")
         if config.get("quantization_config"):
             self.unsupported.append(
                 "quantised weights (quantization_config); use the unquantised model"
             )
         window = config.get("sliding_window", MISTRAL_WINDOW if self._is_mistral else None)
-        if isinstance(window, int) and window < fields["context"]:
+        if window is not None and not (isinstance(window, int) and window >= fields["context"]):
             where = (
                 "" if "sliding_window" in config else ", the default of a Mistral that names none"
             )

@@ -18,7 +18,7 @@ from exegpt_planner import truncation
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.lengths import histogram_problems
 from exegpt_planner.pod_template import PodTemplate
-from exegpt_planner.strict import CamelModel, parse, read_yaml
+from exegpt_planner.strict import CamelModel, Text, parse, read_yaml
 
 API_VERSION = "exegpt.dev/v1alpha1"
 KIND = "ExeGPTDeployment"
@@ -26,7 +26,6 @@ NAME_MAX = 40  # characters; leaves 23 of a label's 63 for the suffixes of the o
 
 Count = Annotated[int, Field(strict=True, ge=1)]
 Number = Annotated[float, Field(strict=True)]  # no "5" and no true; whole numbers are fine
-Text = Annotated[str, Field(min_length=1, max_length=253)]
 T = TypeVar("T")
 
 _MODEL_URIS = {

@@ -9,9 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from exegpt_planner.strict import CamelModel
-
-Text = Annotated[str, Field(min_length=1, max_length=253)]
+from exegpt_planner.strict import CamelModel, Text
 
 
 class Toleration(CamelModel):

@@ -13,16 +13,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from exegpt_planner.errors import InvalidSpec, Unavailable
 
 M = TypeVar("M", bound="StrictModel")
+Text = Annotated[str, Field(min_length=1, max_length=253)]  # as long as Kubernetes names get
 
 
 class StrictModel(BaseModel):

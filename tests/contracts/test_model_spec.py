@@ -170,6 +170,8 @@ def test_the_fingerprint_is_the_shapes(tmp_path: Path) -> None:
         ({"num_local_experts": 8}, "mixture of experts (num_local_experts = 8)"),
         ({"kv_lora_rank": 512}, "latent attention (kv_lora_rank = 512)"),
         ({"sliding_window": 128}, "sliding_window 128, shorter than the context of 256"),
+        ({"sliding_window": "4096"}, "sliding_window 4096, shorter than"),
+        ({"layer_types": 3}, "layer_types"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
