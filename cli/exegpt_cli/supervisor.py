@@ -52,11 +52,16 @@ class Supervisor:
     """One worker process and its successors, all at one address; a context manager."""
 
     def __init__(
-        self, command: Sequence[str], *, on_failure: Callable[[], None] = lambda: None
+        self,
+        command: Sequence[str],
+        *,
+        on_failure: Callable[[], None] = lambda: None,
+        back_off_s: Sequence[float] = BACK_OFF_S,
     ) -> None:
         self.failure: Unavailable | None = None
         self.on_failure = on_failure  # called in the supervisor's thread
         self._command = tuple(command)
+        self._back_off_s = tuple(back_off_s)
         self._folder = Path(_short_folder())
         self.address = f"unix://{self._folder / 'worker.sock'}"
         self._thread = threading.Thread(target=self._keep_alive, name="supervisor", daemon=True)
@@ -118,7 +123,7 @@ class Supervisor:
             if early_deaths >= MAX_EARLY_DEATHS:
                 self._give_up(process)
                 break
-            self._stopping.wait(BACK_OFF_S[min(early_deaths, len(BACK_OFF_S)) - 1])
+            self._stopping.wait(self._back_off_s[min(early_deaths, len(self._back_off_s)) - 1])
         self._settled.set()
 
     def _start(self) -> subprocess.Popen[bytes] | None:
