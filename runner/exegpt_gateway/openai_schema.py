@@ -216,12 +216,7 @@ def read_chat(body: bytes) -> ChatRequest:
 
 
 def _read(model: type[R], body: bytes, *, unsupported: Mapping[str, tuple[Any, ...]]) -> R:
-    try:
-        data = json.loads(body)
-    except ValueError as error:
-        raise InvalidSpec(SOURCE, [f"body: not JSON: {error}"]) from None
-    if not isinstance(data, dict):
-        raise InvalidSpec(SOURCE, ["body: expected a JSON object"])
+    data = _load(body)
     problems = [
         f"{name}: not supported (given: {json.dumps(data[name])[:60]}); leave it out"
         for name in sorted(data.keys() & unsupported.keys())
@@ -238,3 +233,18 @@ def _read(model: type[R], body: bytes, *, unsupported: Mapping[str, tuple[Any, .
     if problems:
         raise InvalidSpec(SOURCE, problems)
     return request
+
+
+def _load(body: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(body)
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # JSON can escape half a character; no tokenizer takes it
+        raise InvalidSpec(SOURCE, ["body: has a lone surrogate; send whole characters"]) from None
+    except RecursionError:
+        raise InvalidSpec(SOURCE, ["body: nested too deeply"]) from None
+    except ValueError as error:
+        raise InvalidSpec(SOURCE, [f"body: not JSON: {error}"]) from None
+    if not isinstance(data, dict):
+        raise InvalidSpec(SOURCE, ["body: expected a JSON object"])
+    return data

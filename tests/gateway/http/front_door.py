@@ -72,7 +72,7 @@ class FakeConductor:
 class Door:
     """What a test talks to."""
 
-    conductor: FakeConductor
+    conductor: FakeConductor  # unless the test brought its own
     served: ServedModel
     host: str
     port: int
@@ -90,10 +90,10 @@ class Door:
 
 @asynccontextmanager
 async def open_door(
-    served: ServedModel, conductor: FakeConductor | None = None, *, drain_s: float = 5
+    served: ServedModel, conductor: Conductor | None = None, *, drain_s: float = 5
 ) -> AsyncIterator[Door]:
-    conductor = conductor or FakeConductor()
-    app = build_app(cast("Conductor", conductor), served, Metrics(CollectorRegistry()))
+    fake = FakeConductor()
+    app = build_app(conductor or cast("Conductor", fake), served, Metrics(CollectorRegistry()))
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     server = asyncio.create_task(
@@ -113,7 +113,7 @@ async def open_door(
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
             httpx.AsyncClient(base_url=url) as http,
         ):
-            yield Door(conductor, served, host, port, stop, server, client, http)
+            yield Door(fake, served, host, port, stop, server, client, http)
     finally:
         stop.set()
         await asyncio.wait((server,))  # a test may have ended it already
