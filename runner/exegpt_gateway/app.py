@@ -57,11 +57,11 @@ def _add_openai_routes(app: FastAPI, conductor: Conductor, served: ServedModel) 
 
     @app.post("/v1/completions")
     async def complete(http: Request) -> Response:
-        return await respond(http, await _off_loop(ask_completion, http), completions.WORDING)
+        return await respond(http, await _read_ask(ask_completion, http), completions.WORDING)
 
     @app.post("/v1/chat/completions")
     async def converse(http: Request) -> Response:
-        return await respond(http, await _off_loop(ask_chat, http), chat.WORDING)
+        return await respond(http, await _read_ask(ask_chat, http), chat.WORDING)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _add_service_routes(app: FastAPI, conductor: Conductor, metrics: Metrics) ->
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _off_loop(ask: Callable[[bytes], Ask], http: Request) -> Ask:
+async def _read_ask(ask: Callable[[bytes], Ask], http: Request) -> Ask:
     """What `ask` makes of the body; long ones are read in a thread, for running streams' sake."""
     body = await _read_body(http)
     return ask(body) if len(body) <= IN_LOOP_BYTES else await asyncio.to_thread(ask, body)

@@ -19,7 +19,6 @@ from exegpt_planner.strict import StrictModel, parse
 
 SOURCE = "request"
 MAX_STOPS = 4  # OpenAI's
-ALL = 2**31 - 1
 
 # Fields refused unless they hold one of these values, which ask for nothing.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -112,7 +111,7 @@ class SamplingRequest(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # extensions, named as in vLLM
-    top_k: int | None = Field(default=None, ge=-1, le=ALL)  # 0 and -1: all
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)  # 0 and -1: all
     min_tokens: int = Field(default=0, ge=0)
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_tuple)] = ()
@@ -222,9 +221,8 @@ def _read(model: type[R], body: bytes, *, unsupported: Mapping[str, tuple[Any, .
         for name in sorted(data.keys() & unsupported.keys())
         if data[name] is not None and data[name] not in unsupported[name]
     ]
-    known = {
-        name: value for name, value in data.items() if name not in IGNORED | unsupported.keys()
-    }
+    set_aside = IGNORED | unsupported.keys()
+    known = {name: value for name, value in data.items() if name not in set_aside}
     try:
         request = parse(model, known, source=SOURCE)
     except InvalidSpec as error:

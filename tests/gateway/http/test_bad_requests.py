@@ -203,6 +203,12 @@ async def test_a_draining_server_sends_queries_elsewhere(door: Door) -> None:
     assert error["type"] == "server_error"
 
 
+async def test_a_bug_of_ours_shows_no_internals(door: Door) -> None:
+    door.conductor.refusal = KeyError("secret")
+    error = await refusal(door, "completions", {}, status=500)
+    assert error["message"] == "internal error; the server's log has the details"
+
+
 async def test_what_never_fits_the_kv_is_a_bad_request(door: Door) -> None:
     door.conductor.refusal = PromptTooLong("its 90 tokens exceed the KV arena of 64")
     error = await refusal(door, "completions", {})
