@@ -106,7 +106,7 @@ class Conductor:
             end = error
             raise
         finally:
-            self.ready = False
+            self.ready, self.is_draining = False, True
             self._fail(self._pool.everyone(), end)
             self._pool.clear()
             await self._link.close()
@@ -219,7 +219,10 @@ class Conductor:
         found, is_held = self._pool.remove(query)
         if found is None:
             return
-        self._ledger.ended("cancelled")
+        if found.stream.is_complete and found.generated:
+            self._ledger.completed(found)
+        else:
+            self._ledger.ended("cancelled")
         if is_held:
             self._drops.append(query)
             self._drop_asked.set()

@@ -5,6 +5,7 @@ Collected while the worker waits, handed out once it works again.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -43,6 +44,12 @@ class Ledger:
     def ended(self, outcome: str) -> None:
         """Counts a query that ended so."""
         self.metrics.queries.labels(outcome).inc()
+
+    def completed(self, query: Query) -> None:
+        """Notes a query that its reader, who has seen its tokens so far, calls answered."""
+        self.hand_out()
+        query.stream.times.finished_s = time.monotonic()
+        self._end(query, "stop")
 
     def pool(self, pool: Pool) -> None:
         """Shows how many queries wait and run, and the KV they hold."""

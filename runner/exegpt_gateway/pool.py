@@ -136,9 +136,9 @@ class Pool:
 
     def remove(self, query: int) -> tuple[Query | None, bool]:
         """Takes a query out for good: the query, if it is here, and whether the worker holds it."""
-        for index, each in enumerate(self.waiting):
-            if each.id == query:
-                return self.waiting.pop(index), False
+        index = bisect.bisect_left(self.waiting, query, key=lambda each: each.id)
+        if index < len(self.waiting) and self.waiting[index].id == query:
+            return self.waiting.pop(index), False
         found = self.active.pop(query, None) or self.partial.pop(query, None)
         if found is not None:
             self.kv_used = max(0, self.kv_used - found.kv_tokens)

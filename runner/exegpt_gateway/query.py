@@ -81,6 +81,7 @@ class QueryStream:
     _cancel: Callable[[int], None]
     _events: asyncio.Queue[TokenEvent | ExeGPTError] = field(default_factory=asyncio.Queue)
     _is_over: bool = False  # for the reader: nothing more comes
+    is_complete: bool = False  # its reader has all it wants
 
     def __aiter__(self) -> Self:
         return self
@@ -94,6 +95,11 @@ class QueryStream:
             raise event
         self._is_over = event.finish is not None
         return event
+
+    def complete(self) -> None:
+        """Ends the query as answered, because its text is: a stop string came."""
+        self.is_complete = True
+        self.cancel()
 
     def cancel(self) -> None:
         """Gives the query up: its slot is freed at the worker's next iteration. Any number of times."""

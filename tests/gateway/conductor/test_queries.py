@@ -51,6 +51,28 @@ async def test_a_query_cancelled_before_its_encode_never_reaches_the_worker(
     assert worker.dropped == []
 
 
+async def test_an_answer_that_a_stop_string_completes_counts_as_one(
+    make_worker: MakeWorker, serve: Serve
+) -> None:
+    worker = await make_worker()
+    registry = CollectorRegistry()
+    conductor = build_conductor(worker, RRA, metrics=Metrics(registry))
+    await worker.hold_after(3)
+    stream = conductor.submit([7], greedy(500))
+    serve(conductor)
+    assert [(await anext(stream)).token for _ in range(3)] == answer([7], 3)
+
+    stream.complete()
+    stream.cancel()
+    await worker.until(lambda it: stream.query in it.dropped)
+
+    assert stream.times.finished_s is not None
+    value = registry.get_sample_value
+    assert value("exegpt_queries_total", {"outcome": "stop"}) == 1
+    assert value("exegpt_queries_total", {"outcome": "cancelled"}) is None
+    assert value("exegpt_output_tokens_sum") == 3
+
+
 async def test_a_drop_that_overtakes_its_encode_is_said_again(
     make_worker: MakeWorker, serve: Serve
 ) -> None:
@@ -142,6 +164,8 @@ async def test_streams_end_with_an_error_when_the_conductor_is_stopped(
 
     with pytest.raises(Unavailable, match="the server stopped"):
         await collect(stream)
+    with pytest.raises(Draining):
+        conductor.submit([2], greedy(5))
 
 
 @pytest.mark.parametrize(
