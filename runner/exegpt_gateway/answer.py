@@ -1,4 +1,4 @@
-"""From a checked request to its answer: submit, detokenise, cut at stop strings, word it as OpenAI does.
+"""From what was asked to its answer: submit, detokenise, cut at stop strings, word it as OpenAI does.
 
 Both routes share this path; each brings a `Wording`. The query is cancelled however the answer ends,
 so a client that goes away, or a stop string, frees its slot. A chunk costs one JSON dump.
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from exegpt_gateway.ask import Ask
 from exegpt_gateway.errors_http import busy, error_body, refuse
-from exegpt_gateway.openai_schema import SOURCE, SamplingRequest
-from exegpt_gateway.query import Draining, QueryStream, QueueFull, SamplingParams, TokenEvent
+from exegpt_gateway.query import Draining, QueryStream, QueueFull, TokenEvent
 from exegpt_gateway.served import ServedModel
 from exegpt_gateway.sse import DONE, EventStream, event, until_gone
 from exegpt_gateway.stops import StopScanner
 from exegpt_gateway.tokenizer import Detokenizer
-from exegpt_planner.errors import ExeGPTError, InvalidSpec
+from exegpt_planner.errors import ExeGPTError
 
 if TYPE_CHECKING:
     from exegpt_gateway.conductor import Conductor
@@ -44,18 +44,6 @@ class Wording:
     opening: Part | None  # sent with the first token
     piece: Callable[[str], Part]
     closing: Part
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A request, checked against the model: what to submit and how to answer."""
-
-    prompt: list[int]
-    sampling: SamplingParams
-    stops: tuple[str, ...]
-    is_stream: bool
-    wants_usage: bool
-    continues_text: bool  # the answer goes on with the prompt's own text
 
 
 class AnswerText:
@@ -85,53 +73,6 @@ class AnswerText:
             self.finish = token.finish
             text += self._scanner.flush()
         return text
-
-
-def plan_sampling(
-    request: SamplingRequest, prompt: list[int], served: ServedModel, *, default_tokens: int
-) -> SamplingParams:
-    """How to sample for `request`; raises `InvalidSpec` when it does not fit the model."""
-    room = served.context - len(prompt)
-    limit = request.token_limit
-    max_tokens = min(default_tokens, room) if limit is None else limit
-    problems = [
-        f"{name}: token {token} is outside the vocabulary of {served.vocab} tokens"
-        for name, tokens in (("prompt", prompt), ("stop_token_ids", request.stop_token_ids))
-        for token in [next((t for t in tokens if not 0 <= t < served.vocab), None)]
-        if token is not None
-    ]
-    if not prompt:
-        problems.append("prompt: has no tokens; send at least one")
-    if room < 1:
-        problems.append(
-            f"prompt: {len(prompt)} tokens leave no room in the context of {served.context}; "
-            "shorten it"
-        )
-    elif max_tokens > room:
-        problems.append(
-            f"max_tokens: prompt ({len(prompt)} tokens) and max_tokens ({max_tokens}) exceed the "
-            f"context of {served.context}; ask for at most {room}"
-        )
-    if request.min_tokens > max_tokens:
-        problems.append(f"min_tokens: {request.min_tokens} exceeds the limit of {max_tokens}")
-    if problems:
-        raise InvalidSpec(SOURCE, problems)
-    return _sampling(request, max_tokens, served)
-
-
-def _sampling(request: SamplingRequest, max_tokens: int, served: ServedModel) -> SamplingParams:
-    own_ends = () if request.ignore_eos else served.end_tokens
-    seed = secrets.randbits(64) if request.seed is None else request.seed % 2**64
-    return SamplingParams(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_k=max(0, request.top_k or 0),
-        top_p=1.0 if request.top_p is None else request.top_p,
-        seed=seed,
-        max_tokens=max_tokens,
-        min_tokens=request.min_tokens,
-        ignore_eos=False,  # said by the end tokens: stop_token_ids end a query all the same
-        end_tokens=(*own_ends, *request.stop_token_ids),
-    )
 
 
 async def answer(
@@ -169,6 +110,7 @@ async def _pieces(stream: QueryStream, text: AnswerText) -> AsyncGenerator[str]:
     async for token in stream:
         yield text.push(token)
         if text.finish is not None:
+            stream.cancel()  # at a stop string the worker knows of no end
             return
 
 

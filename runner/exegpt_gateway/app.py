@@ -16,7 +16,8 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from exegpt_gateway import chat, completions
-from exegpt_gateway.answer import DRAIN_RETRY_S, Ask, Wording, answer
+from exegpt_gateway.answer import DRAIN_RETRY_S, Wording, answer
+from exegpt_gateway.ask import Ask
 from exegpt_gateway.errors_http import Refused, busy, install
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.openai_schema import SamplingRequest, read_chat, read_completion

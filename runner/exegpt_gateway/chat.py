@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from exegpt_gateway.answer import Ask, Wording, plan_sampling
+from exegpt_gateway.answer import Wording
+from exegpt_gateway.ask import Ask, Prompt, fit
 from exegpt_gateway.openai_schema import SOURCE, ChatRequest, Message
 from exegpt_gateway.served import ServedModel
 from exegpt_planner.errors import InvalidSpec
@@ -27,14 +28,13 @@ def read_ask(request: ChatRequest, served: ServedModel) -> Ask:
         raise InvalidSpec(SOURCE, [problem])
     text = served.chat_template.render([_turn(message) for message in request.messages])
     # the template writes the begin token itself: adding special tokens would double it
-    prompt = served.tokenizer.encode(text, add_special_tokens=False)
-    return Ask(
-        prompt=prompt,
-        sampling=plan_sampling(request, prompt, served, default_tokens=served.context),
-        stops=request.stop,
-        is_stream=bool(request.stream),
-        wants_usage=request.wants_usage,
-        continues_text=False,
+    tokens = served.tokenizer.encode(text, add_special_tokens=False)
+    return fit(
+        request,
+        Prompt(
+            field="messages", tokens=tokens, continues_text=False, default_tokens=served.context
+        ),
+        served,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from exegpt_gateway.answer import Ask, Wording, plan_sampling
+from exegpt_gateway.answer import Wording
+from exegpt_gateway.ask import Ask, Prompt, fit
 from exegpt_gateway.openai_schema import CompletionRequest
 from exegpt_gateway.served import ServedModel
 
@@ -21,15 +22,13 @@ WORDING = Wording(
 
 def read_ask(request: CompletionRequest, served: ServedModel) -> Ask:
     """What `request` asks of `served`; raises `InvalidSpec` when it does not fit."""
-    prompt = _tokens(request.prompt, served)
-    return Ask(
-        prompt=prompt,
-        sampling=plan_sampling(request, prompt, served, default_tokens=DEFAULT_TOKENS),
-        stops=request.stop,
-        is_stream=bool(request.stream),
-        wants_usage=request.wants_usage,
+    prompt = Prompt(
+        field="prompt",
+        tokens=_tokens(request.prompt, served),
         continues_text=True,
+        default_tokens=DEFAULT_TOKENS,
     )
+    return fit(request, prompt, served)
 
 
 def _tokens(prompt: str | list[int], served: ServedModel) -> list[int]:

@@ -128,6 +128,11 @@ class SamplingRequest(StrictModel):
         return []
 
     @property
+    def limit_field(self) -> str:
+        """Where the client limits the output tokens, if it does."""
+        return "max_tokens"
+
+    @property
     def token_limit(self) -> int | None:
         """The most output tokens the client asks for."""
         return self.max_tokens
@@ -195,6 +200,10 @@ class ChatRequest(SamplingRequest):
                 f"{self.max_completion_tokens}; give one"
             )
         return found
+
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def token_limit(self) -> int | None:

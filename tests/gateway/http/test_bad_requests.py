@@ -140,6 +140,15 @@ async def test_a_wrong_value_is_named_with_its_remedy(
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]},
             "messages.0.tool_calls: not supported; leave it out",
         ),
+        (
+            {"max_completion_tokens": 300},
+            "max_completion_tokens: prompt (19 tokens) and max_completion_tokens (300) exceed the "
+            "context of 256; ask for at most 237",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 300}]},
+            "messages: 317 tokens leave no room in the context of 256; shorten it",
+        ),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: 3 differs from max_comple"),
     ],
 )
