@@ -166,6 +166,9 @@ class Reading:
             harmless = {"factor"} if kind == "default" else set()
             if more := [each for each in unknown if each not in harmless]:
                 self.unsupported.append(f"{name}: {', '.join(more)} with rotary scaling {kind!r}")
+        trained = "original_max_position_embeddings"
+        if trained in known and self.config.get(trained, rope.get(trained)) != rope.get(trained):
+            self.unsupported.append(f"{name}.{trained} unlike the one beside {name}")
         missing = [field for field in known if rope.get(field) is None]
         self.wrong += [f"{name}.{field}: missing" for field in missing]
         if known and not missing:

@@ -93,6 +93,14 @@ def test_the_largest_std_at_the_middle_is_the_uniforms(longest: int) -> None:
     )
 
 
+@pytest.mark.parametrize("mean", [1.0, 20.0, 64.0, 100.0, 127.0])
+def test_the_largest_std_is_where_refusal_begins(mean: float) -> None:
+    limit = largest_std(mean, 128)
+    assert truncated_normal(mean, limit * 0.9999, 128).mean > mean
+    with pytest.raises(InvalidSpec, match=f"std lies between 0 and {limit:.1f}"):
+        truncated_normal(mean, limit * 1.0001, 128)
+
+
 def test_a_law_near_the_exponential_is_solved() -> None:
     """Its parent lies tens of thousands of standard deviations outside."""
     law = truncated_normal(20.0, largest_std(20.0, 4000) * (1 - 1e-9), 4000)

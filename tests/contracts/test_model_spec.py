@@ -185,6 +185,7 @@ def test_the_fingerprint_is_the_shapes(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "rotary scaling 'longrope'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rotary scaling 'yarn'"),
         ({"rope_scaling": LLAMA3 | {"attention_factor": 1.2}}, "attention_factor with rotary scaling 'llama3'"),
+        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, "unlike the one beside rope_scaling"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention with rotary"),
     ],
 )  # fmt: skip

@@ -96,6 +96,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["root.json"]
 
 
+def test_a_file_is_replaced_not_overwritten(tmp_path: Path) -> None:
+    """A reader that has the old file open goes on seeing all of it."""
+    path = tmp_path / "plain.json"
+    write_json(path, Plain(batch_size=1))
+    with path.open() as reader:
+        write_json(path, Plain(batch_size=2))
+        assert '"batch_size": 1' in reader.read()
+    assert read_json(Plain, path).batch_size == 2
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     with pytest.raises(Unavailable, match=r"cannot write .* Free space or choose another"):
