@@ -110,7 +110,8 @@ async def _pieces(stream: QueryStream, text: AnswerText) -> AsyncGenerator[str]:
     async for token in stream:
         yield text.push(token)
         if text.finish is not None:
-            stream.cancel()  # at a stop string the worker knows of no end
+            if token.finish is None:  # a stop string came, of which the worker knows nothing
+                stream.complete()
             return
 
 

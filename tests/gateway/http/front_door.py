@@ -90,10 +90,15 @@ class Door:
 
 @asynccontextmanager
 async def open_door(
-    served: ServedModel, conductor: Conductor | None = None, *, drain_s: float = 5
+    served: ServedModel,
+    conductor: Conductor | None = None,
+    *,
+    metrics: Metrics | None = None,
+    drain_s: float = 5,
 ) -> AsyncIterator[Door]:
     fake = FakeConductor()
-    app = build_app(conductor or cast("Conductor", fake), served, Metrics(CollectorRegistry()))
+    metrics = metrics or Metrics(CollectorRegistry())
+    app = build_app(conductor or cast("Conductor", fake), served, metrics)
     started: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     server = asyncio.create_task(

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from conductors import build_conductor
 from exegpt_gateway.conductor import Conductor
+from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.served import ServedModel
 from exegpt_planner.schedule import RraSchedule
 from fake_worker import FakeWorker, answer
@@ -23,10 +26,11 @@ async def whole_gateway(
 ) -> AsyncIterator[tuple[Door, FakeWorker, Conductor]]:
     worker = FakeWorker(folder / "worker.sock")
     await worker.start()
-    conductor = build_conductor(worker, SCHEDULE, context=served.context)
+    metrics = Metrics(CollectorRegistry())
+    conductor = build_conductor(worker, SCHEDULE, context=served.context, metrics=metrics)
     conducting = asyncio.create_task(conductor.run())
     try:
-        async with open_door(served, conductor) as door:
+        async with open_door(served, conductor, metrics=metrics) as door:
             yield door, worker, conductor
     finally:
         conducting.cancel()
@@ -73,6 +77,28 @@ async def test_a_client_that_leaves_is_dropped_by_the_worker(
         await stream.close()
         await worker.until(lambda worker: worker.dropped == [1])
         await worker.release()
+
+
+async def test_a_stop_string_ends_the_query_as_answered(
+    served: ServedModel, tmp_path: Path
+) -> None:
+    tokens = answer([10, 20], 6)
+    stop = served.tokenizer.decode(tokens)[-3:]
+    async with whole_gateway(served, tmp_path) as (door, worker, _):
+        await worker.hold_after(7)
+        found = await door.openai.completions.create(
+            model="tiny", prompt=[10, 20], max_tokens=200, stop=stop
+        )
+        await worker.until(lambda worker: worker.dropped == [1])
+        await worker.release()
+        metrics = (await door.http.get("/metrics")).text
+    assert found.choices[0].finish_reason == "stop"
+    assert stop not in found.choices[0].text
+    assert found.usage is not None
+    assert found.usage.model_extra is not None
+    assert found.usage.model_extra["exegpt"]["completion_s"] > 0
+    assert 'exegpt_queries_total{outcome="stop"} 1.0' in metrics
+    assert 'outcome="cancelled"' not in metrics
 
 
 async def test_streams_go_on_over_a_restarted_worker(served: ServedModel, tmp_path: Path) -> None:
