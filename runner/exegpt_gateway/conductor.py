@@ -220,6 +220,7 @@ class Conductor:
         if found is None:
             return
         if found.stream.is_complete and found.generated:
+            self._pool.learn(len(found.generated))
             self._ledger.completed(found)
         else:
             self._ledger.ended("cancelled")
@@ -238,8 +239,8 @@ class Conductor:
             self._drop_asked.clear()
             try:
                 await self._send_drops()
-            except WorkerLost:
-                return  # the loop over results sees it too, and it takes care
+            except Unavailable:
+                return  # the loop over results sees it too, and takes care of it
 
     def _output_limit(self, prompt: Sequence[int], sampling: SamplingParams) -> int:
         left = self.context - len(prompt)

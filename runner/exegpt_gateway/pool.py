@@ -125,7 +125,11 @@ class Pool:
     def finish(self, query: Query) -> None:
         """Forgets a query that ended, but not its length."""
         del self.active[query.id]
-        self._lengths.append(len(query.generated))
+        self.learn(len(query.generated))
+
+    def learn(self, output_tokens: int) -> None:
+        """Counts an answer of this length into the expected growth."""
+        self._lengths.append(output_tokens)
 
     def evict(self, query: int) -> Query | None:
         """Sends a query that lost its KV back to the front of the queue."""

@@ -35,6 +35,7 @@ class IterationRecord:
     cpu_s: float
     kernel_s: float
     start_s: float  # the worker's monotonic clock
+    between_s: float  # of wall_s, outside the engine
     active: int  # queries that hold KV after it
     kv_tokens: int
     num_tokens: int  # output tokens sampled
@@ -96,6 +97,7 @@ class StepLog:
                 "cpu_s": clocks.cpu_s,
                 "kernel_s": clocks.kernel_s,
                 "start_s": clocks.start_s,
+                "between_s": clocks.between_s,
                 "active": result.active,
                 "kv_tokens": result.kv_tokens,
                 "num_tokens": len(result.tokens),

@@ -24,7 +24,6 @@ from exegpt_planner.schedule import (
     StaticSchedule,
 )
 from exegpt_wire import worker_pb2
-from tiny_models import write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -55,6 +54,8 @@ class Process:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_models import write_model  # loads torch
+
     return write_model(tmp_path_factory.mktemp("model"))
 
 
