@@ -57,10 +57,17 @@ class Cache:
                     os.unlink(name)
                 raise
 
-    def append(self, path: Path, line: bytes) -> None:
-        """Adds one line to `path`; a crash may tear the last one, which readers skip."""
-        with writing(path), path.open("ab") as file:
-            file.write(line + b"\n")
+    def append(self, path: Path, lines: bytes) -> None:
+        """Adds lines to `path`, all or none; only a crash may tear the last one, and readers skip it."""
+        with writing(path):
+            size = path.stat().st_size if path.exists() else 0
+            try:
+                with path.open("ab") as file:
+                    file.write(lines + b"\n")
+            except OSError:
+                if path.exists():
+                    os.truncate(path, size)
+                raise
 
     @contextmanager
     def building(self, path: Path) -> Iterator[Path]:

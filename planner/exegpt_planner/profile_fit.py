@@ -69,7 +69,10 @@ def fit(samples: Sequence[Sample], *, num_layers: int, largest: StepShape) -> Fi
 
 def relative_errors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> Floats:
     """Prediction over measurement, minus one."""
-    return np.asarray(predicted_s, dtype=np.float64) / np.asarray(measured_s) - 1
+    predicted = np.asarray(predicted_s, dtype=np.float64)
+    measured = np.asarray(measured_s, dtype=np.float64)
+    errors: Floats = predicted / measured - 1
+    return errors
 
 
 def _raised(curve: Curve, constant_s: float) -> Curve:
@@ -116,7 +119,8 @@ def _knots(name: str, last: float) -> list[float]:
 def _basis(values: Floats, knots: Sequence[float]) -> Floats:
     """How much of each segment lies below each value, 0..1; (values, segments)."""
     low, high = np.array(knots[:-1]), np.array(knots[1:])
-    return np.clip((values[:, None] - low) / (high - low), 0.0, 1.0)
+    shares: Floats = np.clip((values[:, None] - low) / (high - low), 0.0, 1.0)
+    return shares
 
 
 def _smoothing(values: dict[str, Floats], knots: dict[str, list[float]], weights: Floats) -> Floats:
@@ -143,7 +147,8 @@ def _weight_at(x: Floats, values: Floats, weights: Floats) -> Floats:
     if np.unique(values[used]).size < 2:
         return np.full(len(x), float(np.median(weights)))
     slope, level = np.polyfit(np.log(values[used]), np.log(weights[used]), 1)
-    return np.exp(level + slope * np.log(x))
+    usual: Floats = np.exp(level + slope * np.log(x))
+    return usual
 
 
 def _robust_nnls(design: Floats, target: Floats, smooth: Floats) -> Floats:

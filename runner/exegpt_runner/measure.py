@@ -41,7 +41,10 @@ def measure(
 
 def _time(shape: pb.MeasuredShape, engine: Engine, generator: torch.Generator) -> pb.Measurement:
     _check(shape, engine)
-    chunks = _queries(shape, engine, generator)
+    try:
+        chunks = _queries(shape, engine, generator)
+    except ValueError as error:
+        raise InvalidSpec(f"shape {shape.id}", [str(error)]) from error
     start = Instant.now()
     iteration = engine.iterate(chunks, decode=bool(shape.decode_contexts))
     end = Instant.now()

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from exegpt_planner.errors import Unavailable
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -26,7 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.die_with_parent:
         _die_with_parent()
     if options.cpus:
-        os.sched_setaffinity(0, options.cpus)
+        try:
+            os.sched_setaffinity(0, options.cpus)
+        except OSError:
+            cores = sorted(os.sched_getaffinity(0))
+            return _fail(f"cores {sorted(options.cpus)} are not all there; try some of {cores}.")
     threads = options.threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -52,16 +58,17 @@ def _serve(listen: str, threads: int) -> int:
     try:
         server.add_insecure_port(listen)
     except RuntimeError as error:
-        print(
-            f"exegpt worker: cannot listen on {listen}: {error}. Choose another address.",
-            file=sys.stderr,
-        )
-        return 5
+        return _fail(f"cannot listen on {listen}: {error}. Choose another address.")
     server.start()
     stop.wait()
     service.end_user()
     server.stop(grace=1).wait()
     return 0
+
+
+def _fail(problem: str) -> int:
+    print(f"exegpt worker: {problem}", file=sys.stderr)
+    return Unavailable.exit_code
 
 
 def _die_with_parent() -> None:
@@ -78,12 +85,6 @@ def _cpu_list(text: str) -> set[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
-    available = os.sched_getaffinity(0)
-    if not cores <= available:
-        problem = (
-            f"{text!r} names cores that this process may not use; it may use {sorted(available)}"
-        )
-        raise argparse.ArgumentTypeError(problem)
     return cores
 
 

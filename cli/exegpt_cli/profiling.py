@@ -1,0 +1,285 @@
+"""A profile table of one model on this machine: from the cache, or measured by the worker that will serve.
+
+Kept under the profile's key (model shape, device, dtype, threads, versions). What is measured is recorded step by
+step, so an interrupted profile continues; when a workload needs larger steps than were covered, sizes double and
+only the new design is measured, beside the old samples. One process measures at a time; others wait and share the
+table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from exegpt_cli.cache import Cache
+from exegpt_cli.profile_client import Overheads, ProfileClient, connected
+from exegpt_cli.profile_samples import (
+    MeasuredStep,
+    Timing,
+    clock,
+    read_steps,
+    record,
+    samples,
+    spread,
+    timings,
+    typical_kernel_s,
+)
+from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.profile_design import Coverage, DesignedStep, design
+from exegpt_planner.profile_fit import fit, relative_errors
+from exegpt_planner.profile_table import Curve, ProfileKey, ProfileTable, StepShape
+from exegpt_planner.strict import StrictModel, read_json
+from exegpt_wire import worker_pb2
+
+Progress = Callable[[int, int, str], None]  # steps done, of how many, what is going on
+
+NUM_STEPS = 240  # held-out errors no longer fall beyond, on the demo model
+FEWEST_STEPS = 100  # measured even when time is over
+BUDGET_S = 60.0  # of measuring; then what there is must do
+BATCH = 16  # steps between two measurements of the same one
+REPEAT_BELOW_S = 0.25  # longer steps average over more by themselves
+OUTLIER = 0.06  # repeat while the measurements of a step differ by more
+MOST_TIMINGS = 4
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTarget:
+    """What is profiled."""
+
+    model_dir: Path
+    spec: ModelSpec
+    dtype: str
+
+
+class _Covered(StrictModel):
+    """The coverage that is being, or was, measured."""
+
+    coverage: Coverage
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a key's files lie."""
+
+    folder: Path
+
+    @property
+    def table(self) -> Path:
+        return self.folder / "table.json"
+
+    @property
+    def steps(self) -> Path:
+        return self.folder / "steps.jsonl"
+
+    @property
+    def covered(self) -> Path:
+        return self.folder / "coverage.json"
+
+
+def local_key(spec: ModelSpec, dtype: str, threads: int) -> ProfileKey:
+    """The key that a worker of this machine will have, without starting one."""
+    from exegpt_runner import identity
+
+    return ProfileKey(
+        model_fingerprint=spec.fingerprint,
+        device=identity.device(),
+        dtype=dtype,
+        threads=threads,
+        versions=identity.versions(),
+    )
+
+
+def cached_table(key: ProfileKey, coverage: Coverage, cache: Cache) -> ProfileTable | None:
+    """The table on file for `key`, if it covers `coverage`."""
+    place = _Place(cache.root / "profiles" / _digest(key))
+    if not place.table.exists():
+        return None
+    table = read_json(ProfileTable, place.table)
+    return table if table.covers(coverage.largest) else None
+
+
+def profile(
+    target: ProfileTarget,
+    worker_address: str,
+    coverage: Coverage,
+    cache: Cache,
+    progress: Progress = lambda done, total, what: None,  # noqa: ARG005 (the callback's signature)
+) -> ProfileTable:
+    """The table that covers `coverage`; measures only what the cache lacks."""
+    return asyncio.run(_profile(target, worker_address, coverage, cache, progress))
+
+
+async def _profile(
+    target: ProfileTarget, address: str, coverage: Coverage, cache: Cache, progress: Progress
+) -> ProfileTable:
+    async with connected(address) as client:
+        worker = await client.describe()
+        key = ProfileKey(
+            model_fingerprint=target.spec.fingerprint,
+            device=worker.device,
+            dtype=target.dtype,
+            threads=worker.threads,
+            versions=dict(worker.versions),
+        )
+        place = _Place(cache.folder("profiles", _digest(key)))
+        waiting = "another process measures this profile; waiting for it"
+        with cache.locked(place.table, waiting=lambda: progress(0, 0, waiting)):
+            table = cached_table(key, coverage, cache)
+            if table is not None:
+                return table
+            run = _Run(client, cache, place, key, progress)
+            return await run.measure(target, _grown(place, coverage, cache), worker.epoch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One measuring of one key."""
+
+    client: ProfileClient
+    cache: Cache
+    place: _Place
+    key: ProfileKey
+    progress: Progress
+
+    async def measure(self, target: ProfileTarget, coverage: Coverage, epoch: int) -> ProfileTable:
+        """Measures the steps that are missing and writes the table."""
+        self.progress(0, NUM_STEPS, "loading the model")
+        await self.client.configure(target.model_dir, target.dtype, coverage, epoch)
+        steps = await self._measure_steps(coverage)
+        self.progress(NUM_STEPS, NUM_STEPS, "timing messages")
+        overheads = await self.client.overheads(min(32, coverage.decode_queries))
+        table = _table(self.key, target.spec.num_layers, steps, coverage.largest, overheads)
+        self.cache.write(self.place.table, (table.model_dump_json(indent=1) + "\n").encode())
+        return table
+
+    async def _measure_steps(self, coverage: Coverage) -> list[MeasuredStep]:
+        name = _design_name(coverage)
+        measured = read_steps(self.place.steps)
+        seen = {step.id for step in measured if step.design == name}
+        missing = [
+            step
+            for step in design(coverage, seed=_SEED, num_steps=NUM_STEPS)
+            if step.id not in seen
+        ]
+        begin_s = time.monotonic()
+        while missing:
+            is_late = time.monotonic() - begin_s > BUDGET_S
+            if is_late and NUM_STEPS - len(missing) >= FEWEST_STEPS:
+                break
+            self.progress(NUM_STEPS - len(missing), NUM_STEPS, "timing steps")
+            batch, missing = missing[:BATCH], missing[BATCH:]
+            found = await self._measure_batch(batch, name)
+            record(self.cache, self.place.steps, found)
+            measured += found
+        return measured
+
+    async def _measure_batch(self, batch: Sequence[DesignedStep], name: str) -> list[MeasuredStep]:
+        """Every step of `batch`, again those that are short or whose measurements differ."""
+        threads = self.key.threads
+        made: dict[int, list[Timing]] = {step.id: [] for step in batch}
+        shapes: dict[int, StepShape] = {}
+        again = list(batch)
+        for turn in range(MOST_TIMINGS):
+            measurements = await self.client.measure(
+                again, warm_up=int(turn == 0), seed=batch[0].id * MOST_TIMINGS + turn
+            )
+            for measurement, timing in zip(measurements, timings(measurements), strict=True):
+                made[measurement.id].append(timing)
+                shapes[measurement.id] = _shape_of(measurement.shape)
+            again = [step for step in again if _needs_more(made[step.id], threads)]
+            if not again:
+                break
+        return [
+            MeasuredStep(
+                design=name,
+                id=step.id,
+                held_out=step.held_out,
+                shape=shapes[step.id],
+                timings=tuple(made[step.id]),
+            )
+            for step in batch
+        ]
+
+
+def _needs_more(made: Sequence[Timing], threads: int) -> bool:
+    if len(made) == 1:
+        return clock(made[0], threads) < REPEAT_BELOW_S
+    return spread(made, threads=threads) > OUTLIER
+
+
+def _table(
+    key: ProfileKey,
+    num_layers: int,
+    steps: Sequence[MeasuredStep],
+    largest: StepShape,
+    overheads: Overheads,
+) -> ProfileTable:
+    """The fitted table with its error on the held-out steps."""
+    used = samples(steps, threads=key.threads)
+    fitted = fit(used, num_layers=num_layers, largest=largest)
+    spreads = [spread(s.timings, threads=key.threads) for s in steps if len(s.timings) > 1]
+    table = ProfileTable(
+        source="measured",
+        key=key,
+        num_layers=num_layers,
+        layer=fitted.layer,
+        outside=fitted.outside,
+        step_overhead_s=fitted.step_overhead_s,
+        dispatch_s=overheads.dispatch_s,
+        error_p95=0.0,
+        kernel_s=typical_kernel_s(steps),
+        num_samples=len(used),
+        spread=float(np.median(spreads)) if spreads else 0.0,
+    )
+    held_out = [sample for sample in used if sample.held_out]
+    predicted_s = [table.step_s(sample.shape) for sample in held_out]
+    errors = relative_errors(predicted_s, [sample.step_s for sample in held_out])
+    return table.model_copy(
+        update={
+            "error_p95": float(np.quantile(np.abs(errors), 0.95)),
+            "outside": fitted.outside.model_copy(
+                update={"sampled": _steeper(fitted.outside.sampled, overheads.sampled_s)}
+            ),
+            "step_overhead_s": fitted.step_overhead_s + overheads.step_s,
+        }
+    )
+
+
+def _steeper(curve: Curve, slope_s: float) -> Curve:
+    seconds = tuple(value + slope_s * x for x, value in zip(curve.x, curve.seconds, strict=True))
+    return Curve(x=curve.x, seconds=seconds)
+
+
+def _grown(place: _Place, coverage: Coverage, cache: Cache) -> Coverage:
+    """What to cover: what is asked, or what was covered before, doubled until it holds that."""
+    if place.covered.exists():
+        coverage = read_json(_Covered, place.covered).coverage.grown(coverage)
+    cache.write(place.covered, _Covered(coverage=coverage).model_dump_json().encode())
+    return coverage
+
+
+def _shape_of(message: worker_pb2.Shape) -> StepShape:
+    return StepShape(
+        tokens=message.tokens,
+        decode_queries=message.decode_queries,
+        decode_context=message.decode_context,
+        encode_chunks=message.encode_chunks,
+        encode_pairs=message.encode_pairs,
+        sampled=message.sampled,
+    )
+
+
+def _design_name(coverage: Coverage) -> str:
+    return "-".join(str(value) for value in asdict(coverage).values())
+
+
+def _digest(key: ProfileKey) -> str:
+    text = key.model_dump_json()
+    return f"{key.model_fingerprint}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
