@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from exegpt_gateway.conductor import Conductor
 
 BODY_LIMIT_BYTES = 4 << 20  # 128 K tokens as JSON are below 1 MB, as ids or as text
-IN_LOOP_BYTES = 16 << 10  # bodies above are tokenised in a thread: 16 KB take about 5 ms
+IN_LOOP_BYTES = 8 << 10  # larger bodies are tokenised in a thread: 8 KB take about 5 ms
 
 
 def build_app(conductor: Conductor, served: ServedModel, metrics: Metrics) -> FastAPI:

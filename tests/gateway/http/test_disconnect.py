@@ -76,3 +76,21 @@ async def test_long_silences_are_bridged_by_comments(
     door.conductor.streams[0].push(TokenEvent(2, "stop"))
     await reader.readuntil(sse.DONE)
     await leave(writer)
+
+
+async def test_no_task_outlives_clients_that_leave(door: Door) -> None:
+    door.script("The dog", finish=None)
+    before = len(asyncio.all_tasks())
+    for count in range(1, 31):
+        reader, writer = await send(door, stream=count % 2 == 0)
+        if count % 2 == 0:
+            await reader.readuntil(b"data: ")
+        else:
+            await door.conductor.submit_came.wait()
+        door.conductor.submit_came.clear()
+        await leave(writer)
+        while len(door.conductor.cancelled) < count:
+            door.conductor.cancel_came.clear()
+            await door.conductor.cancel_came.wait()
+    while len(asyncio.all_tasks()) > before:
+        await asyncio.sleep(0)
