@@ -26,7 +26,6 @@ from exegpt_gateway.query import (
     QueryTimes,
     QueueFull,
     SamplingParams,
-    TokenEvent,
 )
 from exegpt_gateway.step_log import StepLog
 from exegpt_gateway.worker_link import WorkerLink, WorkerLost
@@ -203,9 +202,9 @@ class Conductor:
                 step.overrun.add(token.query)
                 continue
             taken.last_iteration = index
-            event = TokenEvent(token.token, FINISH[token.finish])
-            self._ledger.token(taken, event, received_s)
-            if event.finish is not None:
+            finish = FINISH[token.finish]
+            self._ledger.token(taken, token.token, finish, received_s)
+            if finish is not None:
                 self._pool.finish(taken)
         for evicted in result.evicted:
             self._pool.evict(evicted)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.pool import Pool, Query
-from exegpt_gateway.query import TokenEvent
+from exegpt_gateway.query import Finish, TokenEvent
 from exegpt_gateway.step_log import QueryRecord, StepLog
 from exegpt_wire import worker_pb2
 
@@ -19,11 +18,8 @@ ENDS_REMEMBERED = 64  # the completion rate is taken over these
 RETRY_UNKNOWN_S = 5.0  # before two queries have ended
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    query: Query
-    event: TokenEvent
-    received_s: float
+# A query's token, why it is the last, and when it came; bare, for it is made while the worker waits.
+_Token = tuple[Query, int, Finish | None, float]
 
 
 class Ledger:
@@ -64,16 +60,16 @@ class Ledger:
             self._num_iterations += 1
         return self._num_iterations - 1
 
-    def token(self, query: Query, event: TokenEvent, received_s: float) -> None:
+    def token(self, query: Query, token: int, finish: Finish | None, received_s: float) -> None:
         """Keeps a token for its stream."""
-        self._outbox.append(_Token(query, event, received_s))
+        self._outbox.append((query, token, finish, received_s))
 
     def hand_out(self) -> None:
         """Tells everything kept so far."""
         kept, self._outbox = self._outbox, []
         for each in kept:
-            if isinstance(each, _Token):
-                self._hand_token(each)
+            if isinstance(each, tuple):
+                self._hand_token(*each)
             else:
                 self._note_iteration(each)
 
@@ -84,8 +80,7 @@ class Ledger:
             return RETRY_UNKNOWN_S
         return max(1.0, num_queries * elapsed_s / (len(self._ends_s) - 1))
 
-    def _hand_token(self, token: _Token) -> None:
-        query, now_s = token.query, token.received_s
+    def _hand_token(self, query: Query, token: int, finish: Finish | None, now_s: float) -> None:
         times = query.stream.times
         if times.first_token_s is None:
             times.first_token_s = now_s
@@ -95,10 +90,10 @@ class Ledger:
         elif query.last_token_s is not None:
             self.metrics.inter_token_s.observe(now_s - query.last_token_s)
         query.last_token_s = now_s
-        if token.event.finish is not None:
+        if finish is not None:
             times.finished_s = now_s
-            self._end(query, token.event.finish)
-        query.stream.push(token.event)
+            self._end(query, finish)
+        query.stream.push(TokenEvent(token, finish))
 
     def _end(self, query: Query, outcome: str) -> None:
         times = query.stream.times

@@ -34,7 +34,7 @@ class Query:
     max_tokens: int
     stream: QueryStream
     generated: list[int] = field(default_factory=list)
-    done: int = 0  # tokens of `text` encoded
+    done: int = 0  # tokens encoded
     first_iteration: int | None = None
     last_iteration: int | None = None
     last_token_s: float | None = None
@@ -44,11 +44,6 @@ class Query:
     def text(self) -> list[int]:
         """What an encode of this query reads: its prompt and the output so far."""
         return [*self.prompt, *self.generated]
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV tokens it holds, whole extents."""
-        return extents(self.done)
 
 
 @dataclass(slots=True)
@@ -118,7 +113,6 @@ class Pool:
         """The active query that this output token is of, or None if it was dropped."""
         found = self.active.get(query)
         if found is not None:
-            found.done = len(found.prompt) + len(found.generated)
             found.generated.append(token)
         return found
 
@@ -143,10 +137,14 @@ class Pool:
         index = bisect.bisect_left(self.waiting, query, key=lambda each: each.id)
         if index < len(self.waiting) and self.waiting[index].id == query:
             return self.waiting.pop(index), False
-        found = self.active.pop(query, None) or self.partial.pop(query, None)
-        if found is not None:
-            self.kv_used = max(0, self.kv_used - found.kv_tokens)
-        return found, found is not None
+        if (found := self.partial.pop(query, None)) is not None:
+            held = found.done
+        elif (found := self.active.pop(query, None)) is not None:
+            held = len(found.prompt) + len(found.generated) - 1  # the newest token has no KV yet
+        else:
+            return None, False
+        self.kv_used = max(0, self.kv_used - extents(held))
+        return found, True
 
     def lose_worker(self) -> list[Query]:
         """Sends every running query back to the front of the queue, and says which they were."""

@@ -77,7 +77,7 @@ class _Pace:
 class _Connection:
     channel: aio.Channel
     run: aio.StreamStreamCall[worker_pb2.Command, worker_pb2.IterationResult]
-    reading: asyncio.Task[worker_pb2.IterationResult]
+    reading: asyncio.Task[worker_pb2.IterationResult] | None = None  # begun while idle
 
 
 class WorkerLink:
@@ -119,7 +119,7 @@ class WorkerLink:
         except BaseException:
             await channel.close()
             raise
-        self._connection = _Connection(channel, run, asyncio.ensure_future(_read(run)))
+        self._connection = _Connection(channel, run)
         return reply
 
     async def send(self, command: worker_pb2.Command) -> None:
@@ -134,24 +134,25 @@ class WorkerLink:
     async def receive(self, tokens: int) -> worker_pb2.IterationResult:
         """The next result of a step that packs at most `tokens` into an iteration."""
         connection = self._open()
-        reading = connection.reading
-        if not reading.done():
-            patience = self._patience
-            allowed_s = patience.floor_s + patience.multiple * self._pace.token_s * tokens
-            await asyncio.wait((reading,), timeout=allowed_s)
-            if not reading.done():
-                raise self._hung(allowed_s)
+        patience = self._patience
+        allowed_s = patience.floor_s + patience.multiple * self._pace.token_s * tokens
+        reading, connection.reading = connection.reading, None
         try:
-            result = reading.result()
+            async with asyncio.timeout(allowed_s):
+                result = await (reading or _read(connection.run))
+        except TimeoutError:
+            raise self._hung(allowed_s) from None
         except aio.AioRpcError as error:
             raise self._lost(error) from None
-        connection.reading = asyncio.ensure_future(_read(connection.run))
         self._pace.note(result)
         return result
 
     async def broken(self) -> None:
         """Returns when the stream has something to say while no step is under way: it broke."""
-        await asyncio.wait((self._open().reading,))
+        connection = self._open()
+        if connection.reading is None:
+            connection.reading = asyncio.ensure_future(_read(connection.run))
+        await asyncio.wait((connection.reading,))
 
     async def close(self) -> None:
         """Closes the connection, if there is one."""
@@ -159,10 +160,11 @@ class WorkerLink:
         if connection is None:
             return
         connection.run.cancel()
-        connection.reading.cancel()
-        await asyncio.wait((connection.reading,))
-        if not connection.reading.cancelled():
-            connection.reading.exception()  # seen: it is why we close
+        if connection.reading is not None:
+            connection.reading.cancel()
+            await asyncio.wait((connection.reading,))
+            if not connection.reading.cancelled():
+                connection.reading.exception()  # seen: it is why we close
         await connection.channel.close()
 
     async def _describe(self, stub: WorkerAsyncStub) -> worker_pb2.DescribeReply:
