@@ -1,6 +1,7 @@
-"""Runs inside llama.cpp's own environment: encode and decode speed of a GGUF at given batch sizes, as JSON on stdout.
+"""Runs inside llama.cpp's own environment: encode and decode speed of a GGUF at given batch sizes,
+as JSON on stdout.
 
-    python peer_llamacpp.py MODEL.gguf --batches 1,8,32 --prompt 128 --steps 32 --threads 1
+python peer_llamacpp.py MODEL.gguf --batches 1,8,32 --prompt 128 --steps 32 --threads 1
 """
 
 from __future__ import annotations

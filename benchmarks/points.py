@@ -1,7 +1,10 @@
-"""The points every benchmark of schedules runs on: models, workloads shaped like the paper's tasks, and bounds that bind.
+"""The points every benchmark of schedules runs on: models, workloads shaped like the paper's tasks,
+and bounds that bind.
 
-The workloads are tasks S, T and G of the ExeGPT paper (Table 3) with lengths divided by 8, so that a run takes minutes on one core. The inputs of S and T
-are (256, 138, 512) and (128, 62, 256): the printed ones are no moments of a truncated normal (docs/theory.md).
+The workloads are tasks S, T and G of the ExeGPT paper (Table 3) with lengths divided by 8, so that
+a run takes minutes on one core. The inputs of S and T
+are (256, 138, 512) and (128, 62, 256): the printed ones are no moments of a truncated normal
+(docs/theory.md).
 """
 
 from __future__ import annotations
@@ -11,9 +14,17 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.lengths import truncated_normal
-from exegpt_planner.workload import Workload, independent
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.search import fastest, search
+from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.strategies import space_of
+from exegpt_planner.workload import Workload
 
+STRATEGIES = ("RRA", "CRA")
+UNBOUNDED_S = 1e6
 SCALE = 8
 PROBE_SHARE = 0.2  # 0.8 law + 0.2 point mass at s99: s99 stays the 99th percentile
 TASKS = {  # (mean, std, max) of input and output, tokens
@@ -21,16 +32,36 @@ TASKS = {  # (mean, std, max) of input and output, tokens
     "T": ((128, 62, 256), (128, 68, 320)),
     "G": ((64, 23, 128), (192, 93, 480)),
 }
-BOUND_SHARES = {"tight": 0.3, "loose": 0.7}  # of the way (geometric) from the fastest schedule to the unbounded one
+BOUND_SHARES = {
+    "tight": 0.3,
+    "loose": 0.7,
+}  # of the way (geometric) from the fastest schedule to the unbounded one
 
 
 def workload(task: str) -> Workload:
     """Task S, T or G at 1/8 of its lengths, with probes mixed in."""
     (law_in, law_out) = (
-        truncated_normal(*(value / SCALE for value in moments[:2]), max=moments[2] // SCALE)
-        for moments in TASKS[task]
+        truncated_normal(mean / SCALE, std / SCALE, longest // SCALE)
+        for mean, std, longest in TASKS[task]
     )
-    return independent(law_in, law_out).with_probes(PROBE_SHARE)
+    return Workload.independent(
+        law_in, law_out, source=f"task {task} at 1/{SCALE} of its lengths"
+    ).with_probes(PROBE_SHARE)
+
+
+def reach(table: ProfileTable, load: Workload, kv_capacity: float) -> tuple[float, float]:
+    """(promise of the fastest schedule, that of the one with most throughput), s, that both RRA and CRA reach."""
+    law = CompletionLaw(load)
+    promise = Promise.full(length=load.s99, error=table.error_p95)
+    fastest_s, unbounded_s = [], []
+    for name in STRATEGIES:
+        space = space_of(name, table, law, promise, kv_capacity)
+        quickest, best = fastest(space), search(space, UNBOUNDED_S).best
+        if quickest is None or best is None:
+            raise IncompleteProfile(f"{name} has no schedule that the profile covers")
+        fastest_s.append(quickest.promised_s)
+        unbounded_s.append(best.promised_s)
+    return max(fastest_s), min(unbounded_s)
 
 
 def between(fastest_s: float, unbounded_s: float, share: float) -> float:

@@ -1,9 +1,12 @@
-"""Does the prediction come true? Every plan is written down first, then run under a saturated backlog and measured.
+"""Does the prediction come true? Every plan is written down first, then run under a saturated
+backlog and measured.
 
     python benchmarks/prediction.py [--quick] [--models random,demo] [--out results/prediction]
 
-Three workloads (points.py) x two bounds that bind x RRA and CRA, on a small random Llama and on the demo model. Each point runs twice, in two passes, so
-that the machine's own run-to-run spread stands beside the errors. Nothing is fitted on serving data: the table comes from the profile, and the plan file's
+Three workloads (points.py) x two bounds that bind x RRA and CRA, on a small random Llama and on the
+demo model. Each point runs twice, in two passes, so
+that the machine's own run-to-run spread stands beside the errors. Nothing is fitted on serving
+data: the table comes from the profile, and the plan file's
 time stamp is older than its run's. Prints a table and writes plans.json, runs.json, and the step logs.
 """
 
@@ -19,29 +22,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt_cli.cache import default_cache
-from exegpt_cli.local import Ready, Wanted, profiled
-from exegpt_cli.model_source import resolve
-from exegpt_cli.placement import leave_to_worker
-from exegpt_planner.completion import CompletionLaw
-from exegpt_planner.errors import InfeasibleBound
-from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.model_spec import read_model_spec
-from exegpt_planner.plan import Bound, Plan, make_plan
-from exegpt_planner.search import fastest
-from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import space_of
-from exegpt_planner.workload import Workload
-from points import BOUND_SHARES, between, workload, write_random_llama
+from bench_worker import DTYPE, Profiled, profiled
+from points import BOUND_SHARES, STRATEGIES, between, reach, workload
 from rich.console import Console
 from rich.table import Table
 from saturate import Measured, Served, Until, measure, run
 from scipy.stats import beta
 
-DEMO = "demo://smollm2-135m-instruct"
+from exegpt_planner.memory import MemoryBudget
+from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.workload import Workload
+
 KV_BUDGET_BYTES = 2 << 30  # far above what these pools need
-UNBOUNDED_S = 1e6
-STRATEGIES = ("RRA", "CRA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +51,12 @@ class Point:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--quick", action="store_true", help="one workload and bound, one pass, under 5 minutes")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--quick", action="store_true", help="one workload and bound, one pass, under 5 minutes"
+    )
     options.add_argument("--models", default="random,demo")
     options.add_argument("--tasks", default="S,T,G")
     options.add_argument("--passes", type=int, default=2)
@@ -81,17 +77,9 @@ def main() -> None:
 
 
 def _model(model: str, given: argparse.Namespace, console: Console) -> Iterator[dict]:
-    cache = default_cache()
-    folder = (
-        resolve(DEMO, "main", cache)
-        if model == "demo"
-        else write_random_llama(cache.root / "bench-random-llama")
-    )
-    spec = read_model_spec(folder)
     tasks = given.tasks.split(",")
     loads = {task: workload(task) for task in tasks}
-    with profiled(folder, spec, list(loads.values()), cache) as ready:
-        leave_to_worker(ready.placement)
+    with profiled(model, list(loads.values())) as ready:
         points = [
             point
             for task in tasks
@@ -99,12 +87,12 @@ def _model(model: str, given: argparse.Namespace, console: Console) -> Iterator[
         ]
         _write_plans(given.out / f"plans-{model}.json", points)
         served = Served(
-            address=ready.supervisor.address,
-            model_path=folder,
-            dtype="bfloat16",
+            address=ready.address,
+            model_path=ready.folder,
+            dtype=DTYPE,
             kv_tokens=min(point.plan.kv_tokens_capacity for point in points),
-            vocab=spec.vocab,
-            context=spec.context,
+            vocab=ready.spec.vocab,
+            context=ready.spec.context,
         )
         for turn, point in itertools.product(range(given.passes), points):
             measured = _run_point(served, ready, point, loads[point.task], turn, given)
@@ -113,19 +101,21 @@ def _model(model: str, given: argparse.Namespace, console: Console) -> Iterator[
             yield row
 
 
-def _points(ready, model: str, task: str, load: Workload, *, quick: bool) -> Iterator[Point]:
+def _points(
+    ready: Profiled, model: str, task: str, load: Workload, *, quick: bool
+) -> Iterator[Point]:
     """The plans of one workload: every strategy at every bound that binds both."""
     question = {
         "table": ready.table,
-        "model": ready.model,
+        "model": ready.spec,
         "workload": load,
         "memory": MemoryBudget(device_bytes=KV_BUDGET_BYTES, reserve_bytes=0),
     }
-    unbounded = min(
-        make_plan(**question, bound=Bound(seconds=UNBOUNDED_S), strategies=[name]).prediction.promised_s
-        for name in STRATEGIES
+    capacity = question["memory"].kv_tokens(
+        weight_bytes=ready.spec.weight_bytes(DTYPE),
+        kv_bytes_per_token=ready.spec.kv_bytes_per_token(DTYPE),
     )
-    quickest = max(_fastest(ready, load, name) for name in STRATEGIES)
+    quickest, unbounded = reach(ready.table, load, capacity)
     shares = {"loose": BOUND_SHARES["loose"]} if quick else BOUND_SHARES
     for (label, share), name in itertools.product(shares.items(), STRATEGIES):
         seconds = between(quickest, unbounded, share)
@@ -133,25 +123,28 @@ def _points(ready, model: str, task: str, load: Workload, *, quick: bool) -> Ite
         yield Point(model=model, task=task, bound=label, plan=plan)
 
 
-def _fastest(ready, load: Workload, strategy: str) -> float:
-    promise = Promise.full(length=load.s99, error=ready.table.error_p95)
-    space = space_of(strategy, ready.table, CompletionLaw(load), promise, float("inf"))
-    best = fastest(space)
-    if best is None:
-        raise InfeasibleBound(f"{strategy} has no schedule that the profile covers")
-    return best.promised_s
-
-
 def _write_plans(path: Path, points: Sequence[Point]) -> None:
-    plans = {point.name: json.loads(point.plan.model_dump_json(exclude={"certificate"})) for point in points}
+    plans = {
+        point.name: json.loads(point.plan.model_dump_json(exclude={"certificate"}))
+        for point in points
+    }
     path.write_text(json.dumps({"written": time.time(), "plans": plans}, indent=1))
 
 
-def _run_point(served, ready, point: Point, load: Workload, turn: int, given) -> Measured:
+def _run_point(
+    served: Served,
+    ready: Profiled,
+    point: Point,
+    load: Workload,
+    turn: int,
+    given: argparse.Namespace,
+) -> Measured:
     expected = point.plan.prediction
     # the pool is stationary once the longest answer could have ended
     warm_up_s = 1.5 * expected.latency_mean_s * load.output.max / load.s99 + 1.0
-    until = Until(probes=given.probes, warm_up_s=warm_up_s, at_least_s=15.0, at_most_s=given.at_most)
+    until = Until(
+        probes=given.probes, warm_up_s=warm_up_s, at_least_s=15.0, at_most_s=given.at_most
+    )
     log = given.out / f"{point.name}-{turn}.jsonl"
     seed = 1000 * turn + sum(map(ord, point.name))
     steps = run(served, point.plan.schedule, load, until, log=log, seed=seed)
@@ -215,12 +208,18 @@ def report(rows: Sequence[dict], console: Console) -> None:
     def add(name: str, chosen: Sequence[dict], value) -> None:
         if chosen:
             errors = [abs(value(row)) for row in chosen]
-            table.add_row(name, f"{statistics.mean(errors):.1%}", f"{max(errors):.1%}", str(len(errors)))
+            table.add_row(
+                name, f"{statistics.mean(errors):.1%}", f"{max(errors):.1%}", str(len(errors))
+            )
 
     for clock, chosen in (("normalised", rows), ("raw", quiet)):
         for figure in ("throughput", "cycle", "s99_mean"):
             suffix = " (quiet runs)" if clock == "raw" else ""
-            add(f"{clock} {figure}{suffix}", chosen, lambda row, c=clock, f=figure: row["errors"][c][f])
+            add(
+                f"{clock} {figure}{suffix}",
+                chosen,
+                lambda row, c=clock, f=figure: row["errors"][c][f],
+            )
     add("pool size", rows, lambda row: row["pool_error"])
     console.print(table)
     console.print(_spread(rows))
@@ -253,7 +252,9 @@ def _spread(rows: Sequence[dict]) -> str:
             if a["point"] == b["point"]
         ]
         if differences:
-            lines.append(f"{clock} {statistics.mean(differences):.1%} (worst {max(differences):.1%})")
+            lines.append(
+                f"{clock} {statistics.mean(differences):.1%} (worst {max(differences):.1%})"
+            )
     return "run-to-run spread of throughput: " + (", ".join(lines) or "one pass only")
 
 

@@ -1,10 +1,14 @@
-"""Runs one schedule on one worker under a saturated backlog, and reads throughput and latency off the step clocks.
+"""Runs one schedule on one worker under a saturated backlog, and reads throughput and latency off
+the step clocks.
 
-The conductor is driven in this process, without HTTP: what is judged is the plan, not the web server (`exegpt bench` judges both). The worker is the
+The conductor is driven in this process, without HTTP: what is judged is the plan, not the web
+server (`exegpt bench` judges both). The worker is the
 serving process, pinned to its own core; conductor and load share the other.
 
-Two clocks. *Raw*: wall time. *Normalised*: process CPU time of a step x (the profile's calibration kernel / the kernel's latest time), so that
-a neighbour who slows memory down does not count as an error of the model. Gaps between steps are wall time in both, the kernel's own runs taken out.
+Two clocks. *Raw*: wall time. *Normalised*: process CPU time of a step x (the profile's calibration
+kernel / the kernel's latest time), so that
+a neighbour who slows memory down does not count as an error of the model. Gaps between steps are
+wall time in both, the kernel's own runs taken out.
 """
 
 from __future__ import annotations
@@ -131,7 +135,7 @@ async def _run(
                 await working
 
 
-def metrics():  # noqa: ANN201 - the conductor's own type
+def metrics():
     from prometheus_client import CollectorRegistry
 
     from exegpt_gateway.metrics import Metrics

@@ -1,4 +1,4 @@
-"""A Hugging Face Llama folder as a bf16 GGUF without a vocabulary: the same weights for llama.cpp, fed with token ids."""
+"""A Hugging Face Llama folder as a bf16 GGUF without vocabulary: the same weights for llama.cpp, fed with token ids."""
 
 from __future__ import annotations
 
