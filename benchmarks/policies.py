@@ -171,9 +171,7 @@ def _plan(ready: Profiled, load: Workload, bound_s: float, strategies: Sequence[
 
 
 def _neighbours(space: Space, best: tuple[int, ...], bound_s: float) -> set[tuple[int, int]]:
-    """Points beside the planner's: other values of the second knob, the first as large as the bound allows; and the first
-    a little off.
-    """
+    """Points beside the planner's: other second knobs with the first as large as the bound allows; the first a bit off."""
     x, y = best
     whole = space.whole
     found: set[tuple[int, int]] = set()
