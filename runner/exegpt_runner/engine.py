@@ -166,7 +166,8 @@ class Engine:
         x = self.model.run_layers(x, batch, self._arena.layers)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
         sampled = _sampled_rows(batch, accepted)
-        logits = self.model.logits(x if len(sampled) == len(x) else x[sampled])
+        x = x if len(sampled) == len(x) else x[sampled]
+        logits = self.model.logits(x) if sampled else x
         return Iteration(
             tokens=self._settle(logits, accepted, num_decode, retain_ended),
             evicted=evicted,

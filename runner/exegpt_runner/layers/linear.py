@@ -1,18 +1,68 @@
-"""A matrix product with weights in the layout that the device multiplies fastest."""
+"""Matrix products, with weights kept in the layout that the device multiplies fastest.
+
+In bfloat16 on a CPU that is oneDNN's blocked layout, made once: torch's own linear makes it again at each call, which
+costs more than the product for 2 to 256 rows (measured 1.4-1.8 times as slow). oneDNN also adds, multiplies or
+activates in the product's epilogue. The blocked weights replace the plain ones.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import linear, silu
+
+# One layout serves all: the one for 32 rows was as fast at 1 and at 1024 rows as theirs.
+_PACKED_FOR_ROWS = 32
+_onednn: Any = torch.ops.mkldnn  # without type information
 
 
 class Linear:
     """x @ weight.T + bias. weight: (out, in)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight
-        self.bias = bias
+        self._bias = bias
+        self._is_packed = packs(weight.dtype)
+        self._weight = (
+            _onednn._reorder_linear_weight(weight, _PACKED_FOR_ROWS) if self._is_packed else weight
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (T, in); returns (T, out)."""
-        return torch.nn.functional.linear(x, self.weight, self.bias)
+        if self._is_packed:
+            return self._fused(x, "none")
+        return linear(x, self._weight, self._bias)
+
+    def add(self, x: Tensor, other: Tensor) -> Tensor:
+        """Other + the product. other: (T, out)."""
+        if self._is_packed:
+            return self._combined(x, other, "add")
+        return other + linear(x, self._weight, self._bias)
+
+    def multiply(self, x: Tensor, other: Tensor) -> Tensor:
+        """Other times the product. other: (T, out)."""
+        if self._is_packed:
+            return self._combined(x, other, "mul")
+        return other * linear(x, self._weight, self._bias)
+
+    def silu(self, x: Tensor) -> Tensor:
+        """The product, through SiLU."""
+        if self._is_packed:
+            return self._fused(x, "swish")
+        return silu(linear(x, self._weight, self._bias))
+
+    def _fused(self, x: Tensor, activation: str) -> Tensor:
+        result: Tensor = _onednn._linear_pointwise(x, self._weight, self._bias, activation, [], "")
+        return result
+
+    def _combined(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
+        result: Tensor = _onednn._linear_pointwise.binary(
+            x, other, self._weight, self._bias, operation
+        )
+        return result
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether weights of `dtype` are kept blocked on this machine."""
+    return dtype == torch.bfloat16 and bool(_onednn._is_mkldnn_bf16_supported())

@@ -1,6 +1,7 @@
 """The Llama family: Llama 2 and 3, SmolLM2, Mistral without short windows.
 
-Projections that read the same input are one matrix: query, key and value; gate and up.
+The projections to query, key and value are one matrix. Gate and up are two: SiLU and the product then ride on their
+multiplications, which beats one wide matrix by up to 20 % (1024 rows).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm
 
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_runner.kv_arena import KVShape
@@ -22,7 +23,6 @@ from exegpt_runner.layers.rotary import Rotation, frequencies
 from exegpt_runner.weights import Checkpoint
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-_GATE_UP = ("gate_proj", "up_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,8 @@ class LlamaLayer:
     qkv: Linear  # (H + 2G) * D, E
     output: Linear
     feed_norm: Tensor
-    gate_up: Linear  # 2F, E
+    gate: Linear
+    up: Linear
     down: Linear
 
 
@@ -65,8 +66,8 @@ class LlamaModel:
         """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
         rotation = Rotation.at(batch.positions, self.frequencies, self.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = x + self._attention(layer, x, rotation, batch, layer_kv)
-            x = x + self._feed_forward(layer, x)
+            x = self._attention(layer, x, rotation, batch, layer_kv)
+            x = self._feed_forward(layer, x)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
@@ -81,11 +82,12 @@ class LlamaModel:
         turned = rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
         kv[0].index_copy_(1, batch.slots, turned[:, H:].transpose(0, 1))
         kv[1].index_copy_(1, batch.slots, qkv[:, H + G :].transpose(0, 1))
-        return layer.output(attend(turned[:, :H], kv, batch))
+        return layer.output.add(attend(turned[:, :H], kv, batch), x)
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._normalised(x, layer.feed_norm)).chunk(2, -1)  # (T, F) each
-        return layer.down(silu(gate) * up)
+        normalised = self._normalised(x, layer.feed_norm)
+        gate = layer.gate.silu(normalised)  # (T, F)
+        return layer.down.add(layer.up.multiply(normalised, gate), x)
 
     def _normalised(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self.spec.norm_eps)
@@ -159,7 +161,8 @@ class _Loader:
             qkv=self._fused(attention, _QKV, self.spec.attention_bias),
             output=self._fused(attention, ("o_proj",), self.spec.attention_bias),
             feed_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self._fused(feed, _GATE_UP, self.spec.mlp_bias),
+            gate=self._fused(feed, ("gate_proj",), self.spec.mlp_bias),
+            up=self._fused(feed, ("up_proj",), self.spec.mlp_bias),
             down=self._fused(feed, ("down_proj",), self.spec.mlp_bias),
         )
 

@@ -89,7 +89,7 @@ def steps(draw: st.DrawFn) -> list[tuple[dict[int, int], bool]]:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(plan=steps(), kv_granules=st.integers(3, 12))
 def test_any_sequence_of_steps_equals_transformers(
