@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 
 import pytest
+from starlette.types import Message
 
 from exegpt_gateway import sse
 from exegpt_gateway.query import TokenEvent
@@ -53,17 +55,37 @@ async def test_leaving_inside_the_body_submits_nothing(door: Door) -> None:
     assert not door.conductor.submitted
 
 
-async def test_a_reset_connection_frees_the_slot_of_a_client_that_does_not_read(
-    door: Door,
-) -> None:
-    door.conductor.script, door.conductor.finish = (), None
-    _, writer = await send(door, stream=True)
-    await door.conductor.submit_came.wait()
-    for _ in range(20_000):  # beyond what the sockets' buffers take
-        door.conductor.streams[0].push(TokenEvent(50))
+async def test_a_reset_connection_frees_the_slot(door: Door) -> None:
+    door.script("The dog", finish=None)
+    reader, writer = await send(door, stream=True)
+    await reader.readuntil(b"data: ")
     writer.transport.abort()
     await door.conductor.cancel_came.wait()
     assert door.conductor.cancelled == {0}
+
+
+async def test_leaving_while_a_send_is_stuck_closes_the_stream() -> None:
+    happened: list[str] = []
+    is_stuck = asyncio.Event()
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        try:
+            yield b"never read"
+        finally:
+            happened.append("generator closed")
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            is_stuck.set()
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await is_stuck.wait()
+        return {"type": "http.disconnect"}
+
+    stream = sse.EventStream(chunks(), close=lambda: happened.append("query cancelled"))
+    await stream({"type": "http"}, receive, send)
+    assert happened == ["generator closed", "query cancelled"]
 
 
 async def test_long_silences_are_bridged_by_comments(
