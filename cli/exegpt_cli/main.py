@@ -82,19 +82,13 @@ def explain(file: File, strategy: Strategy = None) -> None:
 
     exegpt explain -f examples/laptop.yaml
     """
-    from exegpt_cli.explain import show_explanation
+    from exegpt_cli.plan import show_explanation
 
     show_explanation(file, strategy=strategy)
 
 
 @app.command()
-def profile(
-    file: File,
-    output: Output = Format.TEXT,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure even when a profile is cached.")
-    ] = False,
-) -> None:
+def profile(file: File, output: Output = Format.TEXT) -> None:
     """Measure the model's step times on this machine; a second run measures nothing.
 
     exegpt profile -f examples/laptop.yaml
@@ -103,7 +97,7 @@ def profile(
     """
     from exegpt_cli.plan import show_profile
 
-    show_profile(file, output=output, again=again)
+    show_profile(file, output=output)
 
 
 @app.command()
@@ -209,7 +203,8 @@ def bench(  # noqa: PLR0913 - a command's options
 
         exegpt bench --url http://127.0.0.1:8080/v1 --model m --input-lengths 64,24,128 --output-lengths 48,24,120
     """
-    from exegpt_cli.bench.command import BenchOptions, run_bench
+    from exegpt_cli.bench.command import run_bench
+    from exegpt_cli.bench.options import BenchOptions
 
     options = BenchOptions(
         file=file,

@@ -22,7 +22,7 @@ from typing import Self
 
 import grpc
 
-from exegpt_cli.placement import Placement
+from exegpt_cli.placement import Placement, leave_to_worker, place
 from exegpt_planner.errors import Unavailable
 from exegpt_wire import GRPC_OPTIONS, worker_pb2
 from exegpt_wire.worker_pb2_grpc import WorkerStub
@@ -62,6 +62,7 @@ class Supervisor:
         self.on_failure = on_failure  # called in the supervisor's thread
         self._command = tuple(command)
         self._back_off_s = tuple(back_off_s)
+        self._cores = os.sched_getaffinity(0)
         self._folder = Path(_short_folder())
         self.address = f"unix://{self._folder / 'worker.sock'}"
         self._thread = threading.Thread(target=self._keep_alive, name="supervisor", daemon=True)
@@ -72,11 +73,15 @@ class Supervisor:
         self._described: worker_pb2.DescribeReply | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def start(self) -> Self:
+        """Begin to keep a worker alive; `stop` ends it."""
+        self._thread.start()
+        return self
 
     @property
     def pid(self) -> int | None:
@@ -109,6 +114,7 @@ class Supervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep_alive(self) -> None:
+        leave_to_worker(place(sorted(self._cores)))  # gRPC starts threads of its own from this one
         early_deaths = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -131,14 +137,19 @@ class Supervisor:
             if self._stopping.is_set():
                 return None
             (self._folder / "worker.sock").unlink(missing_ok=True)
-            with (self._folder / "worker.log").open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*self._command, self.address],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
-                )
+            own_cores = os.sched_getaffinity(0)  # of this thread
+            os.sched_setaffinity(0, self._cores)  # the worker inherits them and picks its own
+            try:
+                with (self._folder / "worker.log").open("wb") as log:
+                    self._process = subprocess.Popen(
+                        [*self._command, self.address],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
+                    )
+            finally:
+                os.sched_setaffinity(0, own_cores)
             return self._process
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from exegpt_cli.local import STRATEGIES
+from exegpt_cli.wanted import STRATEGIES
 from exegpt_planner.manifest import read_manifest
 from exegpt_planner.workload import read_workload
 

@@ -1,0 +1,197 @@
+"""From what a manifest asks for to a plan on this machine, and the worker that carries it out.
+
+How large a profile must be depends on the plan, and the plan on the profile: sizes start at FIRST_QUERIES and double
+until the best schedule lies well inside. Weights and KV may take MEMORY_SHARE of the memory available now, less
+RESERVE_BYTES.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+from exegpt_cli.cache import Cache
+from exegpt_cli.output import progress
+from exegpt_cli.placement import Placement, leave_to_worker, this_machine
+from exegpt_cli.profiling import ProfileTarget, cached_table, local_key
+from exegpt_cli.profiling import profile as measure
+from exegpt_cli.supervisor import Supervisor, worker_command
+from exegpt_cli.wanted import Wanted
+from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.errors import IncompleteProfile
+from exegpt_planner.memory import MemoryBudget
+from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
+from exegpt_planner.profile_design import Coverage
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.schedule import Schedule
+from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.strategies import StrategySpace, space_of
+from exegpt_planner.workload import Workload
+from exegpt_runner import identity
+
+FIRST_QUERIES = 64  # in a decode; a bound of seconds on a CPU rarely allows more
+PROMPTS_SHARE = 0.5  # of them encoded at once: in RRA, B_E is below the pool it feeds
+MOST_DOUBLINGS = 4  # 1024 queries
+MEMORY_SHARE = 0.5  # of what is available: the rest is for the page cache and whatever else runs
+RESERVE_BYTES = 256 << 20  # activations, tokenizer, gateway
+GRAIN_BYTES = 256 << 20  # so that the budget, and the plan, do not change with every free page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A plan, the step times it rests on, and the running worker that will carry it out."""
+
+    wanted: Wanted
+    table: ProfileTable
+    plan: Plan
+    supervisor: Supervisor
+    placement: Placement
+
+
+@contextmanager
+def preparing(wanted: Wanted, cache: Cache) -> Iterator[Ready]:
+    """A plan and its worker, which ends with the block."""
+    profiler = Profiler(wanted, cache)
+    try:
+        profiler.start()  # torch loads while the plan is made
+        table, plan = plan_on_profile(wanted, profiler.table)
+        yield Ready(
+            wanted=wanted,
+            table=table,
+            plan=plan,
+            supervisor=profiler.start(),
+            placement=profiler.placement,
+        )
+    finally:
+        profiler.stop()
+
+
+@contextmanager
+def planning(wanted: Wanted, cache: Cache) -> Iterator[Profiler]:
+    """Profiles for plans; a worker runs only while something must be measured."""
+    profiler = Profiler(wanted, cache)
+    try:
+        yield profiler
+    finally:
+        profiler.stop()
+
+
+@dataclass(slots=True)
+class Profiler:
+    """Step times of one model on this machine, from the cache or from a worker started for it."""
+
+    wanted: Wanted
+    cache: Cache
+    placement: Placement = field(default_factory=this_machine)
+    _supervisor: Supervisor | None = None
+
+    def start(self) -> Supervisor:
+        """The worker, started if it is not; from then on this thread leaves its cores alone."""
+        if self._supervisor is None:
+            self._supervisor = Supervisor(worker_command(self.placement)).start()
+            leave_to_worker(self.placement)
+        return self._supervisor
+
+    def stop(self) -> None:
+        """End the worker, if there is one."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+
+    def table(self, coverage: Coverage) -> ProfileTable:
+        """Times of steps up to `coverage`; measures only what no profile on file holds."""
+        spec = self.wanted.deployment.spec.model
+        key = local_key(self.wanted.model, spec.dtype, self.placement.threads)
+        found = cached_table(key, coverage, self.cache)
+        if found is not None:
+            return found
+        supervisor = self.start()
+        supervisor.described()  # a worker that cannot start says why
+        target = ProfileTarget(
+            model_dir=self.wanted.folder, spec=self.wanted.model, dtype=spec.dtype
+        )
+        title = f"Profiling {spec.served_name} on {key.device}, {key.threads} thread(s)"
+        with progress(title) as report:
+            return measure(
+                target,
+                supervisor.address,
+                coverage,
+                self.cache,
+                lambda done, total, _: report(done, total),
+            )
+
+
+def coverage_for(workload: Workload, model_context: int, queries: int = FIRST_QUERIES) -> Coverage:
+    """The largest steps to time for pools of up to `queries`; powers of two, so that profiles are shared."""
+    prompts = math.ceil(queries * PROMPTS_SHARE)
+    longest = min(model_context, workload.input.max + workload.output.max)
+    encode_tokens = max(prompts * workload.input.mean, workload.input.max)
+    return Coverage(
+        decode_queries=_power(queries),
+        context=_power(longest),
+        encode_tokens=_power(encode_tokens),
+        encode_chunks=_power(prompts),
+        kv_tokens=_power(max(queries * (workload.input.mean + workload.output.mean), longest)),
+    )
+
+
+def _power(value: float) -> int:
+    return 1 << math.ceil(math.log2(value))
+
+
+def plan_on_profile(
+    wanted: Wanted, table_of: Callable[[Coverage], ProfileTable]
+) -> tuple[ProfileTable, Plan]:
+    """The best schedule, on a profile that reaches well beyond it."""
+    budget = memory_budget()
+    for doublings in range(MOST_DOUBLINGS + 1):
+        queries = FIRST_QUERIES << doublings
+        table = table_of(coverage_for(wanted.workload, wanted.model.context, queries))
+        try:
+            plan = _plan(wanted, table, budget)
+        except IncompleteProfile:
+            if doublings == MOST_DOUBLINGS:
+                raise
+            continue
+        if edge_of(plan.schedule, wanted, table, plan.kv_tokens_capacity) < NEAR_EDGE:
+            break
+    return table, plan
+
+
+def _plan(wanted: Wanted, table: ProfileTable, budget: MemoryBudget) -> Plan:
+    with progress("Planning"):
+        return make_plan(
+            table=table,
+            model=wanted.model,
+            workload=wanted.workload,
+            bound=wanted.bound,
+            memory=budget,
+            strategies=wanted.strategies,
+        )
+
+
+def edge_of(schedule: Schedule, wanted: Wanted, table: ProfileTable, kv_tokens: int) -> float:
+    """How far `schedule` reaches into the profile; 1 is its end."""
+    space, point = placed(schedule, wanted, table, kv_tokens)
+    return space.edge(point)
+
+
+def placed(
+    schedule: Schedule, wanted: Wanted, table: ProfileTable, kv_tokens: int
+) -> tuple[StrategySpace, tuple[int, int]]:
+    """The space of the schedule's strategy, its latencies as means, and the schedule's point in it."""
+    promise = Promise.of_mean(length=wanted.length)
+    law = CompletionLaw(wanted.workload)
+    space = space_of(schedule.strategy, table, law, promise, kv_tokens)
+    first, second = (int(getattr(schedule, axis)) for axis in space.axes)
+    return space, (first, second)
+
+
+def memory_budget() -> MemoryBudget:
+    """What weights and KV may take of the memory that is available now."""
+    available = min(psutil.virtual_memory().available, identity.memory_bytes())
+    share = int(available * MEMORY_SHARE) // GRAIN_BYTES * GRAIN_BYTES
+    return MemoryBudget(device_bytes=share, reserve_bytes=RESERVE_BYTES)

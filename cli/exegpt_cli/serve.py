@@ -1,0 +1,262 @@
+"""`exegpt serve`: worker and gateway on this machine, from the plan to the last stream.
+
+The gateway runs in this process, on the cores that the worker does not use. The first SIGINT or SIGTERM drains: new
+queries get 503, running streams finish; the second ends at once. Whatever happens, the worker is ended too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from exegpt_cli import live
+from exegpt_cli.cache import Cache
+from exegpt_cli.lifetime import end_with_parent, ending_cleanly
+from exegpt_cli.local import Ready, preparing
+from exegpt_cli.normalise import normaliser
+from exegpt_cli.output import say
+from exegpt_cli.own_server import Announcement
+from exegpt_cli.summary import plan_text
+from exegpt_cli.wanted import Wanted, read_wanted
+from exegpt_gateway.app import build_app
+from exegpt_gateway.chat_template import load_chat_template
+from exegpt_gateway.conductor import Conductor
+from exegpt_gateway.metrics import Metrics, Promise
+from exegpt_gateway.served import ServedModel
+from exegpt_gateway.server import serve as serve_http
+from exegpt_gateway.step_log import StepLog
+from exegpt_gateway.tokenizer import load_tokenizer
+from exegpt_gateway.worker_link import WorkerLink
+from exegpt_planner.errors import Unavailable
+from exegpt_wire import worker_pb2
+
+DRAIN_S = 600.0  # the longest answer of a slow machine; a second signal does not wait
+CALIBRATE_EVERY_S = 0.3  # with a step log: 2 % of the time, to normalise its clocks by
+READY_POLL_S = 0.02
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The command's options, as given."""
+
+    host: str
+    port: int
+    strategy: str | None
+    max_waiting: int
+    report_every_s: float
+    step_log: Path | None
+    announce_fd: int | None  # tell a parent process there, and end when it ends
+    probes: float  # share of probes in the workload planned for
+
+
+def run_serve(file: Path, options: ServeOptions) -> None:
+    """Serve until told to end."""
+    if options.announce_fd is not None:
+        end_with_parent(os.getppid())
+    with ending_cleanly():
+        check_port(options.host, options.port)
+        cache = Cache.of_user()
+        wanted = read_wanted(file, cache, strategy=options.strategy, probes=options.probes)
+        served = served_model(wanted)  # its faults come before the long work too
+        with preparing(wanted, cache) as ready:
+            if options.announce_fd is None:
+                say(plan_text(ready.plan))
+            with _step_log(options.step_log) as step_log:
+                asyncio.run(_Serving(ready, options, step_log).run(served))
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises `Unavailable` when nobody could listen there: before anything is measured."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).rstrip(".")
+        raise Unavailable(
+            f"cannot listen on {host} port {port}: {reason}. Stop what listens there, or choose another "
+            "--host or --port."
+        ) from None
+
+
+@contextlib.contextmanager
+def _step_log(path: Path | None) -> Iterator[StepLog | None]:
+    if path is None:
+        yield None
+        return
+    with StepLog(path) as log:
+        yield log
+
+
+class _Serving:
+    """One gateway from its start to its end."""
+
+    def __init__(self, ready: Ready, options: ServeOptions, step_log: StepLog | None) -> None:
+        self._ready = ready
+        self._options = options
+        self._metrics = Metrics(CollectorRegistry(), promise_of(ready))
+        self._conductor = Conductor(
+            WorkerLink(
+                ready.supervisor.address,
+                _configuration(ready, calibrate=step_log is not None),
+                on_hung=ready.supervisor.restart,
+            ),
+            schedule=ready.plan.schedule,
+            kv_tokens=ready.plan.kv_tokens_capacity,
+            context=ready.wanted.model.context,
+            max_waiting=options.max_waiting,
+            metrics=self._metrics,
+            step_log=step_log,
+        )
+        self._stop = asyncio.Event()
+        self._is_draining = False
+        self._serving: asyncio.Future[None] | None = None
+        self._conducting: asyncio.Task[None] | None = None
+
+    async def run(self, served: ServedModel) -> None:
+        """Serves until a signal, or until the worker is past saving."""
+        app = build_app(self._conductor, served, self._metrics)
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+
+        def give_up() -> None:
+            loop.call_soon_threadsafe(self._end_at_once)
+
+        self._ready.supervisor.on_failure = give_up
+        conducting = self._conducting = asyncio.create_task(self._conductor.run())
+        conducting.add_done_callback(lambda _: self._stop.set())
+        reporting = asyncio.create_task(self._report())
+        with self._signals(loop):
+            try:
+                await self._until_ready(conducting)
+                await self._serve(app)
+            finally:
+                reporting.cancel()
+                conducting.cancel()
+                await asyncio.gather(reporting, conducting, return_exceptions=True)
+        if self._ready.supervisor.failure is not None:
+            raise self._ready.supervisor.failure
+        if not conducting.cancelled() and (error := conducting.exception()) is not None:
+            raise error
+        if self._options.announce_fd is None:
+            whole = live.Window(self._metrics.registry, self._ready.plan)
+            say(whole.line(loop.time() - started_s) or "No answer was completed.")
+
+    async def _until_ready(self, conducting: asyncio.Task[None]) -> None:
+        """Until the worker holds the model; ends early when the conductor does."""
+        while not self._conductor.ready and not conducting.done():
+            await asyncio.sleep(READY_POLL_S)
+
+    async def _serve(self, app: FastAPI) -> None:
+        if self._stop.is_set():
+            return
+        serving = serve_http(
+            app,
+            self._options.host,
+            self._options.port,
+            on_started=self._started,
+            stop=self._stop,
+            drain_s=DRAIN_S,
+        )
+        self._serving = asyncio.ensure_future(serving)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+
+    def _started(self, host: str, port: int) -> None:
+        ready, options = self._ready, self._options
+        name = ready.wanted.deployment.spec.model.served_name
+        if options.announce_fd is None:
+            say(live.invitation(host, port, name))
+            return
+        announcement = Announcement(
+            host=host,
+            port=port,
+            model=name,
+            vocab=ready.wanted.model.vocab,
+            context=self._conductor.context,
+            plan=ready.plan,
+        )
+        with os.fdopen(options.announce_fd, "w", encoding="utf-8") as pipe:
+            pipe.write(announcement.model_dump_json() + "\n")
+
+    @contextlib.contextmanager
+    def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        before = {number: signal.getsignal(number) for number in ENDING}
+        for number in ENDING:
+            loop.add_signal_handler(number, self._asked_to_end)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+    def _asked_to_end(self) -> None:
+        if self._is_draining:
+            say("Ending at once.")
+            self._end_at_once()
+            return
+        self._is_draining = True
+        if self._options.announce_fd is None:
+            say("Draining: running answers finish, new queries get 503. Ctrl-C again ends at once.")
+        self._conductor.drain()
+        self._stop.set()
+
+    def _end_at_once(self) -> None:
+        self._stop.set()
+        for task in (self._serving, self._conducting):
+            if task is not None:
+                task.cancel()
+
+    async def _report(self) -> None:
+        """Prints predicted beside measured from time to time, when there was work."""
+        if self._options.announce_fd is not None:
+            return
+        window = live.Window(self._metrics.registry, self._ready.plan)
+        while True:
+            await asyncio.sleep(self._options.report_every_s)
+            line = window.line(self._options.report_every_s)
+            if line is not None:
+                say(line)
+
+
+def served_model(wanted: Wanted) -> ServedModel:
+    """The model as the gateway knows it."""
+    folder, model = wanted.folder, wanted.model
+    tokenizer = load_tokenizer(folder)
+    return ServedModel(
+        name=wanted.deployment.spec.model.served_name,
+        tokenizer=tokenizer,
+        chat_template=load_chat_template(folder, special_texts=tokenizer.special_texts),
+        context=model.context,
+        vocab=model.vocab,
+        end_tokens=model.end_tokens,
+        bos_token=model.bos_token,
+    )
+
+
+def promise_of(ready: Ready) -> Promise:
+    """What was promised, and how an answer of another length compares with it."""
+    return Promise(
+        bound_s=ready.plan.bound.seconds,
+        prediction=ready.plan.prediction,
+        normalise=normaliser(ready),
+    )
+
+
+def _configuration(ready: Ready, *, calibrate: bool) -> worker_pb2.ConfigureRequest:
+    return worker_pb2.ConfigureRequest(
+        model_path=str(ready.wanted.folder),
+        dtype=ready.wanted.deployment.spec.model.dtype,
+        kv_tokens=ready.plan.kv_tokens_capacity,
+        calibrate_every_s=CALIBRATE_EVERY_S if calibrate else 0.0,
+    )

@@ -1,0 +1,69 @@
+"""A plan or a profile in a few lines, for those who want its result; `exegpt explain` says why."""
+
+from __future__ import annotations
+
+from exegpt_planner.plan import Plan
+from exegpt_planner.profile_table import ProfileTable, StepShape
+from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule
+
+DECODES_SHOWN = (1, 8, 32)  # queries
+CONTEXT_SHOWN = 100  # KV tokens of each
+
+
+def knobs(schedule: Schedule) -> str:
+    """The schedule in words."""
+    match schedule:
+        case RraSchedule(encode_batch=batch, encode_interval=interval):
+            return f"RRA: encode {batch} queries, then {interval} decode iterations, in turn"
+        case CraSchedule(pool=pool, chunk_tokens=chunk):
+            return f"CRA: hold {pool} queries, encode at most {chunk} tokens an iteration"
+
+
+def plan_text(plan: Plan) -> str:
+    """The schedule, what it promises, and what the other strategies would do."""
+    expected, bound = plan.prediction, plan.bound
+    lines = [
+        f"Schedule  {knobs(plan.schedule)}",
+        f"Bound     {bound.seconds:g} s for an answer of {plan.length_tokens} tokens "
+        f"(the {bound.percentile_length:g}th percentile), from the start of its encode",
+        f"Promised  {expected.promised_s:.2f} s to 99 % of such answers "
+        f"(mean {expected.latency_mean_s:.2f} s, 99th percentile {expected.latency_p99_s:.2f} s, "
+        f"margin {plan.error_margin:.1%})",
+        f"Expected  {expected.queries_per_s:.2f} queries/s, {expected.tokens_per_s:.0f} tokens/s under a backlog; "
+        f"cycle {expected.cycle_s * 1e3:.1f} ms; {expected.pool_mean:.1f} queries in decode",
+        f"Memory    {expected.kv_tokens_reserved:,.0f} of {plan.kv_tokens_capacity:,} KV tokens",
+        f"Workload  {plan.workload}",
+    ]
+    lines += [
+        f"Instead   {other.strategy}: {other.reason}"
+        for other in plan.alternatives
+        if other.schedule != plan.schedule
+    ]
+    lines += [f"Warning   {warning}" for warning in plan.warnings]
+    return "\n".join(lines) + "\n"
+
+
+def profile_text(table: ProfileTable) -> str:
+    """What was profiled, how well the table predicts, and a few step times."""
+    key, reach = table.key, table.layer
+    lines = [
+        f"Profile   model {key.model_fingerprint} in {key.dtype} on {key.device}, {key.threads} thread(s)",
+        f"Measured  {table.num_samples} steps; repeated ones differ by {table.spread:.1%} (median)",
+        f"Error     {table.error_p95:.1%} on steps held out of the fit (95th percentile)",
+        f"Reach     {reach.decode_queries.x[-1]:.0f} queries and {reach.decode_context.x[-1]:,.0f} KV tokens "
+        f"in a decode, {reach.tokens.x[-1]:.0f} packed tokens in an encode",
+    ]
+    for num in DECODES_SHOWN:
+        shape = StepShape(
+            tokens=num,
+            decode_queries=num,
+            decode_context=num * CONTEXT_SHOWN,
+            encode_chunks=0,
+            encode_pairs=0,
+            sampled=num,
+        )
+        if table.covers(shape):
+            lines.append(
+                f"Decode    {num:3d} queries of {CONTEXT_SHOWN} KV tokens: {table.step_s(shape) * 1e3:.1f} ms"
+            )
+    return "\n".join(lines) + "\n"

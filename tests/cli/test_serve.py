@@ -1,0 +1,174 @@
+"""`exegpt serve` as a user runs it: a process of its own, a real worker, the official client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from cli.manifests import write_manifest
+from cli.small_model import write_small_model
+from exegpt_cli.own_server import Announcement
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SAID_S = 60.0  # what a process gets to end
+
+
+@dataclass
+class Server:
+    """A running `exegpt serve`."""
+
+    process: subprocess.Popen[bytes]
+    announced: Announcement
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in children if "exegpt_runner.worker" in " ".join(each.cmdline())]
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.announced.url, api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")  # one profile for all
+
+
+@pytest.fixture
+def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[[], Server]]:
+    """Starts a server; it has ended when the test has, however that ended."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def launch() -> Server:
+        file = write_manifest(tmp_path, model, model__dtype="float32")
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "exegpt_cli.main", "serve", "-f", str(file), "--port", "0"]
+        process = subprocess.Popen(
+            [*command, "--announce-fd", str(writing)],
+            pass_fds=(writing,),
+            env=os.environ | {"EXEGPT_CACHE": str(cache)},
+            start_new_session=True,
+        )
+        started.append(process)
+        os.close(writing)
+        with os.fdopen(reading, encoding="utf-8") as pipe:
+            line = pipe.readline()
+        assert line, f"serve ended with exit code {process.wait(SAID_S)}"
+        return Server(process, Announcement.model_validate(json.loads(line)))
+
+    yield launch
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def streamed(
+    client: openai.OpenAI, num: int, *, meanwhile: Callable[[int], None] = lambda chunks: None
+) -> str:
+    """The text of a streamed answer of `num` tokens; `meanwhile` hears how many chunks have come."""
+    pieces: list[str] = []
+    with client.completions.create(
+        model="small",
+        prompt="Once upon a time",
+        max_tokens=num,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True, "min_tokens": num},
+    ) as stream:
+        for chunk in stream:
+            pieces += [choice.text for choice in chunk.choices]
+            meanwhile(len(pieces))
+    return "".join(pieces)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    gone, alive = psutil.wait_procs(processes, timeout=SAID_S)
+    assert not alive, [each.cmdline() for each in alive]
+    assert len(gone) == len(processes)
+
+
+def test_a_stream_goes_on_through_its_workers_death_and_ctrl_c_leaves_nothing(
+    start: Callable[[], Server],
+) -> None:
+    server = start()
+    client = server.client()
+    chat = client.chat.completions.create(
+        model="small", messages=[{"role": "user", "content": "Hello"}], max_tokens=5
+    )
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens <= 5
+    undisturbed = streamed(client, 300)
+    first = server.workers
+    assert len(first) == 1
+
+    def kill_once(chunks: int) -> None:
+        if chunks == 20:
+            first[0].kill()
+
+    assert streamed(client, 300, meanwhile=kill_once) == undisturbed
+    second = server.workers
+    assert [each.pid for each in second] != [each.pid for each in first]
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(SAID_S) == 0
+    assert_gone([*first, *second])
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes(start: Callable[[], Server]) -> None:
+    server = start()
+    client = server.client()
+    workers = server.workers
+    refused: list[int] = []
+
+    def drain(chunks: int) -> None:
+        if chunks == 5:
+            server.process.send_signal(signal.SIGTERM)
+        if chunks > 5 and not refused:
+            body = {"model": "small", "prompt": "x", "max_tokens": 1}
+            code = httpx.post(f"{server.announced.url}/completions", json=body).status_code
+            if code != httpx.codes.OK:
+                refused.append(code)
+
+    text = streamed(client, 400, meanwhile=drain)
+    assert len(text) > 100
+    assert refused == [503]
+    assert server.process.wait(SAID_S) == 0
+    assert_gone(workers)
+
+
+def test_a_second_signal_ends_at_once(start: Callable[[], Server]) -> None:
+    server = start()
+    workers = server.workers
+
+    def interrupt(chunks: int) -> None:
+        if chunks in (3, 6):
+            server.process.send_signal(signal.SIGINT)
+
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        streamed(server.client(), 480, meanwhile=interrupt)
+    server.process.wait(SAID_S)
+    assert_gone(workers)
+
+
+def test_a_killed_server_takes_its_worker_along(start: Callable[[], Server]) -> None:
+    server = start()
+    workers = server.workers
+    server.process.kill()
+    assert_gone(workers)
