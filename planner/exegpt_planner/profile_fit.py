@@ -21,6 +21,9 @@ from exegpt_planner.profile_table import Curve, LayerCurves, OutsideCurves, Step
 Floats = NDArray[np.float64]
 
 HUBER = 1.345  # 95 % efficient under normal noise
+LEAST_NOISE = (
+    0.005  # no step is timed better; a smaller scale would take the rare kinds for outliers
+)
 ROUNDS = 12  # reweightings; the weights settle in fewer than ten
 SMOOTHING = 0.05  # in relative errors: below the noise of one step where many are near
 
@@ -161,6 +164,6 @@ def _robust_nnls(design: Floats, target: Floats, smooth: Floats) -> Floats:
         sides = np.concatenate([target * trust, np.zeros(len(smooth))])
         coefficients = nnls(rows, sides, maxiter=50 * design.shape[1])[0] / scale
         errors = np.abs(design @ coefficients - target)
-        usual = max(1.4826 * float(np.median(errors)), 1e-9)
+        usual = max(1.4826 * float(np.median(errors)), LEAST_NOISE)
         trust = np.sqrt(np.minimum(1.0, HUBER * usual / np.maximum(errors, 1e-300)))
     return coefficients
