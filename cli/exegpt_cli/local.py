@@ -1,6 +1,6 @@
 """From what a manifest asks for to a plan on this machine, and the worker that carries it out.
 
-How large a profile must be depends on the plan, and the plan on the profile: sizes start at FIRST_QUERIES and double
+How large a profile must be depends on the plan, and the plan on the profile: sizes start at FIRST_QUERIES and grow
 until the best schedule lies well inside. Weights and KV may take MEMORY_SHARE of the memory available now, less
 RESERVE_BYTES.
 """
@@ -27,15 +27,14 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import Schedule
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import StrategySpace, space_of
+from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.workload import Workload
 from exegpt_runner import identity
 
 FIRST_QUERIES = 64  # in a decode; a bound of seconds on a CPU rarely allows more
 PROMPTS_SHARE = 0.5  # of them encoded at once: in RRA, B_E is below the pool it feeds
-MOST_DOUBLINGS = 4  # 1024 queries
+GROWTHS = (1, 4, 16)  # of the sizes: 64, 256, 1024 queries; each costs a profile's time
 MEMORY_SHARE = 0.5  # of what is available: the rest is for the page cache and whatever else runs
 RESERVE_BYTES = 256 << 20  # activations, tokenizer, gateway
 GRAIN_BYTES = 256 << 20  # so that the budget, and the plan, do not change with every free page
@@ -147,16 +146,16 @@ def plan_on_profile(
 ) -> tuple[ProfileTable, Plan]:
     """The best schedule, on a profile that reaches well beyond it."""
     budget = memory_budget()
-    for doublings in range(MOST_DOUBLINGS + 1):
-        queries = FIRST_QUERIES << doublings
+    for growth in GROWTHS:
+        queries = FIRST_QUERIES * growth
         table = table_of(coverage_for(wanted.workload, wanted.model.context, queries))
         try:
             plan = _plan(wanted, table, budget)
         except IncompleteProfile:
-            if doublings == MOST_DOUBLINGS:
+            if growth == GROWTHS[-1]:
                 raise
             continue
-        if edge_of(plan.schedule, wanted, table, plan.kv_tokens_capacity) < NEAR_EDGE:
+        if edge_of(plan, wanted, table) < NEAR_EDGE:
             break
     return table, plan
 
@@ -173,21 +172,14 @@ def _plan(wanted: Wanted, table: ProfileTable, budget: MemoryBudget) -> Plan:
         )
 
 
-def edge_of(schedule: Schedule, wanted: Wanted, table: ProfileTable, kv_tokens: int) -> float:
-    """How far `schedule` reaches into the profile; 1 is its end."""
-    space, point = placed(schedule, wanted, table, kv_tokens)
-    return space.edge(point)
-
-
-def placed(
-    schedule: Schedule, wanted: Wanted, table: ProfileTable, kv_tokens: int
-) -> tuple[StrategySpace, tuple[int, int]]:
-    """The space of the schedule's strategy, its latencies as means, and the schedule's point in it."""
-    promise = Promise.of_mean(length=wanted.length)
-    law = CompletionLaw(wanted.workload)
-    space = space_of(schedule.strategy, table, law, promise, kv_tokens)
+def edge_of(plan: Plan, wanted: Wanted, table: ProfileTable) -> float:
+    """How far the plan's schedule reaches into the profile; 1 is its end."""
+    schedule = plan.schedule
+    model = model_of(schedule.strategy, table, CompletionLaw(wanted.workload))
+    promise = Promise.of_mean(length=plan.length_tokens)
+    space = space_of(model, promise, plan.kv_tokens_capacity)
     first, second = (int(getattr(schedule, axis)) for axis in space.axes)
-    return space, (first, second)
+    return space.edge((first, second))
 
 
 def memory_budget() -> MemoryBudget:
