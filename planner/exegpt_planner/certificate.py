@@ -1,7 +1,7 @@
 """The proof that comes with a plan: what was searched, how each part was settled, and from which inputs.
 
-`check` recomputes it: the leaves are disjoint and cover the space, each leaf's bound is what the space gives, and it does
-settle the leaf. It trusts the bounds' formulas (tests hold them against every point of a block), not the search.
+`check` recomputes it: the leaves are disjoint and cover the space, each leaf's bound is what the space gives, and it
+does settle the leaf. It trusts the bounds' formulas (tests hold them against every point of a block), not the search.
 """
 
 from __future__ import annotations

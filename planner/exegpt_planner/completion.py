@@ -1,7 +1,7 @@
 """How many queries decode, and what they attend to, at each iteration of a cycle: the exact law and the paper's.
 
-A query of output length L decodes D = L - 1 iterations, its encode having sampled the first token. In RRA's open form B_E
-queries enter each cycle, whatever completes; at iteration u = 1..N of a phase those of j cycles ago are at their
+A query of output length L decodes D = L - 1 iterations, its encode having sampled the first token. In RRA's open form
+B_E queries enter each cycle, whatever completes; at iteration u = 1..N of a phase those of j cycles ago are at their
 (jN + u)-th iteration, so with Q(t) = P(D >= t), per query encoded,
 
     queries(u) = sum_j Q(jN + u),   their variance sum_j Q(1 - Q),   context(u) = sum_j E[I + jN + u; D >= jN + u],
@@ -79,6 +79,13 @@ class CompletionLaw:
         """KV tokens that one query attends to over its whole decode, mean."""
         t = np.arange(1, self.longest + 1)
         return float(self.input_alive[1:].sum() + t @ self.alive[1:])
+
+    @property
+    def context_square(self) -> float:
+        """The sum over a query's decode iterations of the square of what it attends to, mean."""
+        t = np.arange(1, self.longest + 1)
+        first, second = self.input_alive[1:], self.square_alive[1:]
+        return float(second.sum() + 2 * t @ first + t**2 @ self.alive[1:])
 
     def one_query(self, iterations: int) -> tuple[Floats, Floats, Floats]:
         """One query at its t-th iteration, t = 1..iterations, should it get there.

@@ -19,7 +19,8 @@ def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Prom
     space, best = min(fitting, key=lambda pair: pair[1].promised_s)
     return InfeasibleBound(
         f"no schedule promises an answer of {promise.length} tokens within {bound_s:g} s; the fastest, "
-        f"{describe(space, best)}, promises {_upward(best.promised_s)} s. Latency binds: {_parts(space, best, promise)}. "
+        f"{describe(space, best)}, promises {_upward(best.promised_s)} s. Latency binds: "
+        f"{_parts(space, best, promise)}. "
         f"The smallest change that would do: raise latencyBound.seconds to {_upward(best.promised_s)}"
         f"{_shorter(space, bound_s, promise)}; or use a faster device."
     )
@@ -69,8 +70,8 @@ def _nothing_fits(spaces: Sequence[StrategySpace]) -> ExeGPTError:
     needed = space.kv_need(smallest)
     return InfeasibleBound(
         f"memory binds: the smallest schedule of {space.strategy} needs {needed:.0f} KV tokens, but "
-        f"{space.kv_capacity:.0f} fit beside the weights. Use a device with more memory, keep less of it free, or serve "
-        "shorter requests."
+        f"{space.kv_capacity:.0f} fit beside the weights. Use a device with more memory, keep less of it free, "
+        "or serve shorter requests."
     )
 
 

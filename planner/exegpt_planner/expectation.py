@@ -4,8 +4,8 @@ A curve is written as a line plus hinges, f(x) = at_zero + slope x + sum_i chang
 
     E[f(X)] = at_zero + slope m + sum_i change_i E[(X - knot_i)+],   E[(X - k)+] = d Phi(d/s) + s phi(d/s),  d = m - k
 
-is closed, and exact for an affine curve whatever the law. E[(X - k)+] rises in m and in s, from which the interval bounds
-follow without any assumption on the curve. Refuses nothing: staying inside a curve's `limit` is the caller's.
+is closed, and exact for an affine curve whatever the law. E[(X - k)+] rises in m and in s, from which the interval
+bounds follow without any assumption on the curve. Refuses nothing: staying inside a curve's `limit` is the caller's.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Hinges:
         return np.asarray(self.at_zero + self.slope * mean + hinges @ self.changes)
 
     def slope_mean(self, mean: Floats, sd: Floats) -> Floats:
-        """d E[f(X)] / d mean elementwise: the slope that a small fluctuation meets."""
+        """D E[f(X)] / d mean elementwise: the slope that a small fluctuation meets."""
         z = (mean[..., None] - self.knots) / np.maximum(sd[..., None], TINY)
         return np.asarray(self.slope + ndtr(z) @ self.changes)
 
@@ -137,8 +137,9 @@ def add(parts: Sequence[tuple[float, Curve]]) -> Hinges:
 def on_counts(curve: Hinges) -> Hinges:
     """The curve with its piece beyond 1 extended back to 0.
 
-    A count is never between 0 and 1, so the two agree at every whole number but 0, where a step does not happen. What a
-    first query costs over and above a further one thereby is a fixed cost, and an affine law from 1 on is averaged exactly.
+        A count is never between 0 and 1, so the two agree at every whole number but 0, where a step does not happen. What a
+        first query costs over and above a further one thereby is a fixed cost, and an affine law from 1 on is averaged
+    exactly.
     """
     x, y = curve.points()
     beyond = x[x > 1]

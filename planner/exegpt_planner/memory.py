@@ -3,8 +3,8 @@
     capacity = (device_bytes - reserve_bytes - weights) / KV bytes a token
     need     = max over iterations of  mean + SDS sd,  of KV tokens and of the slack in the last granule of each query
 
-A schedule that needs more is never chosen. Should a rare excursion pass the margin, admission waits or the youngest query
-is encoded again: it costs time, not the process.
+A schedule that needs more is never chosen. Should a rare excursion pass the margin, admission waits or the youngest
+query is encoded again: it costs time, not the process.
 """
 
 from __future__ import annotations

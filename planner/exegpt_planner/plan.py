@@ -1,7 +1,8 @@
-"""From a profile, a workload, a bound and a memory to a plan: the best schedule of every strategy asked for, and the proof.
+"""From a profile, a workload, a bound and a memory to a plan: the best schedule of every strategy asked for, and the
+proof.
 
-Where no schedule keeps the bound there is no plan: `InfeasibleBound` says the best reachable promise, by which schedule,
-what binds and the smallest change that would do. Never the nearest configuration in silence.
+Where no schedule keeps the bound there is no plan: `InfeasibleBound` says the best reachable promise, by which
+schedule, what binds and the smallest change that would do. Never the nearest configuration in silence.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.search import Candidate, Found, search
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import PLANNED, StrategySpace, space_of
+from exegpt_planner.strategies import PLANNED, Model, StrategySpace, model_of, space_of
 from exegpt_planner.strict import StrictModel
 from exegpt_planner.workload import Workload
 
@@ -80,18 +81,13 @@ class Plan(StrictModel):
 class _Question:
     """What a search needs, prepared once and asked again with changes."""
 
-    table: ProfileTable
-    law: CompletionLaw
+    models: tuple[Model, ...]
     promise: Promise
     bound_s: float
     kv_capacity: int
-    strategies: tuple[str, ...]
 
     def spaces(self) -> list[StrategySpace]:
-        return [
-            space_of(name, self.table, self.law, self.promise, self.kv_capacity)
-            for name in self.strategies
-        ]
+        return [space_of(model, self.promise, self.kv_capacity) for model in self.models]
 
 
 def make_plan(
@@ -127,7 +123,7 @@ def make_plan(
             spaces=tuple(certify(s, f) for s, f in zip(spaces, found, strict=True)),
             inputs=InputHashes.of(table, workload, bound, asdict(memory)),
         ),
-        warnings=_warnings(space, best, question),
+        warnings=_warnings(space, best, table),
     )
 
 
@@ -151,10 +147,10 @@ def _ask(
             "scheduling.strategies",
             [f"none of {', '.join(PLANNED)} is allowed, and WAA needs at least two workers"],
         )
+    law = CompletionLaw(workload)
     length = workload.output.quantile(bound.percentile_length / 100)
     return _Question(
-        table=table,
-        law=CompletionLaw(workload),
+        models=tuple(model_of(name, table, law) for name in planned),
         promise=Promise.of_mean(length=length)
         if bound.mode == "mean"
         else Promise.full(length=length, error=table.error_p95),
@@ -163,7 +159,6 @@ def _ask(
             weight_bytes=model.weight_bytes(table.key.dtype),
             kv_bytes_per_token=model.kv_bytes_per_token(table.key.dtype),
         ),
-        strategies=planned,
     )
 
 
@@ -231,13 +226,13 @@ def _resolve(change: Change, question: _Question) -> Sensitivity:
     )
 
 
-def _warnings(space: StrategySpace, best: Candidate, question: _Question) -> tuple[str, ...]:
+def _warnings(space: StrategySpace, best: Candidate, table: ProfileTable) -> tuple[str, ...]:
     warnings = []
     edge = space.edge(best.point)
     if edge > NEAR_EDGE:
         warnings.append(
             f"the schedule uses {edge:.0%} of what the profile covers: a larger profile might allow more throughput"
         )
-    if question.table.source == "analytic":
+    if table.source == "analytic":
         warnings.append("step times are analytic, from published figures, not measured")
     return tuple(warnings)

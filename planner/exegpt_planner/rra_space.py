@@ -1,11 +1,13 @@
 """RRA's space, B_E by N_D, and what no schedule in a block of it can beat.
 
-For B_E in b1..b2 and N_D in N1..N2, at iteration u of a phase, the pool holds at least b1 sum_j Q(j N2 + u) queries, Q never
-rising; context and variances lie between their extremes over the windows j N1 + u .. j N2 + u. With curves that do not fall
-and nowhere exceed the measured ones (`Hinges.floor`), an iteration's expected time at the least pool bounds it from below.
+For B_E in b1..b2 and N_D in N1..N2, at iteration u of a phase, the pool holds at least b1 sum_j Q(j N2 + u) queries,
+Q never rising; context and variances lie between their extremes over the windows j N1 + u .. j N2 + u. With curves
+that do not fall and nowhere exceed the measured ones (`Hinges.floor`), an iteration's expected time at the least pool
+bounds it from below.
 
-Throughput has a second bound, from lines below the curves: sum_u E[T_D] >= a N_D + b B_E E[D] whatever the pool's law, as
-every query decodes E[D] times in all. It does not lose b1/b2; the first sees the steps of the table. The larger one holds.
+Throughput has a second bound, from lines below the curves: sum_u E[T_D] >= a N_D + b B_E E[D] whatever the pool's
+law, as every query decodes E[D] times in all. It does not lose b1/b2; the first sees the steps of the table. The
+larger one holds.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from exegpt_planner.expectation import Hinges, hinge
 from exegpt_planner.schedule import Prediction, RraSchedule
 from exegpt_planner.search import Block, Blocked, Bounds, Point
 from exegpt_planner.simulator.costs import COVERED_SDS
+from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.windows import Windows
 
@@ -47,8 +50,9 @@ class Envelope:
 class RraSpace:
     """B_E from 1 to what the profile covers, N_D from 1 to the longest answer's decode iterations."""
 
-    def __init__(self, model: RraModel, kv_capacity: float) -> None:
+    def __init__(self, model: RraModel, promise: Promise, kv_capacity: float) -> None:
         self.model = model
+        self.promise = promise
         self.kv_capacity = kv_capacity
         law, costs = model.law, model.costs
         self._floors = (costs.per_query.floor(), costs.per_context.floor())
@@ -61,7 +65,7 @@ class RraSpace:
         turn_s = model.encode_s[1:] + costs.dispatch_s
         self._turn_s = np.append(np.inf, turn_s)
         self._turn_share_s = np.append(np.inf, turn_s / b)
-        length = model.promise.length
+        length = promise.length
         self._own_encode_s = np.append(np.inf, model.own_encode_times(length))
         mean, self._own_var = model.own_input(length)
         d = length - 1
@@ -85,13 +89,13 @@ class RraSpace:
         return self.model.throughput(*point)
 
     def promised_s(self, point: Point) -> float:
-        return self.model.promised_s(*point)
+        return self.promised_for(point, self.promise.length)
 
     def schedule(self, point: Point) -> RraSchedule:
         return RraSchedule(encode_batch=point[0], encode_interval=point[1])
 
     def predict(self, point: Point) -> Prediction:
-        return self.model.predict(self.schedule(point))
+        return self.model.predict(self.schedule(point), self.promise)
 
     def edge(self, point: Point) -> float:
         return max(point[0] / max(1, self.model.max_batch), self.model.edge(*point))
@@ -101,11 +105,11 @@ class RraSpace:
 
     def promised_for(self, point: Point, length: int) -> float:
         latency = self.model.latency(point[0], point[1], length)
-        return self.model.promise.promised_s(latency.mean_s, latency.sd_s)
+        return self.promise.promised_s(latency.mean_s, latency.sd_s)
 
     def seeds(self, bound_s: float) -> Iterator[Point]:
         """For each N_D at which the number of encodes drops, about the largest B_E within the bound."""
-        d = max(1, self.model.promise.length - 1)
+        d = max(1, self.promise.length - 1)
         for interval in sorted({-(-d // q) for q in range(1, d + 1)}):
             low, high = 0, self.model.max_batch
             while low < high:
@@ -130,7 +134,7 @@ class RraSpace:
         per_query_s = float(self._turn_share_s[b1 : b2 + 1].min()) + decode_s
         return Bounds(
             throughput=1 / per_query_s,
-            promised_s=self.model.promise.at_least_s(self._latency(block, envelope)),
+            promised_s=self.promise.at_least_s(self._latency(block, envelope)),
         )
 
     def _envelope(self, n1: int, n2: int) -> Envelope:
@@ -239,7 +243,7 @@ class RraSpace:
     def _latency(self, block: Block, envelope: Envelope) -> float:
         """A lower bound on the mean latency of an answer of the bound's length."""
         b1, b2, n2 = block.x1, block.x2, block.y2
-        d = self.model.promise.length - 1
+        d = self.promise.length - 1
         encodes = max(1, -(-d // n2))
         own_s = float(self._own_encode_s[b1 : b2 + 1].min())
         turns_s = (encodes - 1) * float(self._turn_s[b1 : b2 + 1].min())

@@ -1,8 +1,9 @@
 """Branch and bound over two integer knobs: the most throughput within a latency bound, exactly.
 
-Best first on a block's upper throughput bound. A block is dropped when nothing in it can fit, keep the bound, or beat what
-is already found; blocks of a few points are evaluated. The bounds come from the space and need no monotonicity, so neither
-does the result. What was dropped, and why, is kept: the leaves cover the space (certificate.py checks them).
+Best first on a block's upper throughput bound. A block is dropped when nothing in it can fit, keep the bound, or beat
+what is already found; blocks of a few points are evaluated. The bounds come from the space and need no monotonicity,
+so neither does the result. What was dropped, and why, is kept: the leaves cover the space (certificate.py checks
+them).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Literal, Protocol
 ROUNDING = 1e-9  # relative: bounds and values are sums in different orders
 SMALL = 3  # points: evaluating them costs no more than bounding their block
 
-Reason = Literal["throughput", "latency", "memory", "coverage", "evaluated"]
-Blocked = Literal["memory", "coverage"]
+Blocked = Literal["memory", "coverage", "load"]  # load: CRA's chunks could not keep up
+Reason = Literal["throughput", "latency", "evaluated", "memory", "coverage", "load"]
 Point = tuple[int, int]
 
 

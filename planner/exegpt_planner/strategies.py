@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Protocol
 
 from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.cra_space import CraSpace
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.rra_space import RraSpace
 from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.search import Point, Space
 from exegpt_planner.simulator.costs import costs_of, prompt_moments
+from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 
-PLANNED = ("RRA",)
+PLANNED = ("RRA", "CRA")
 
 
 class StrategySpace(Space, Protocol):
@@ -36,21 +38,34 @@ class StrategySpace(Space, Protocol):
         ...
 
 
-def space_of(
-    strategy: str, table: ProfileTable, law: CompletionLaw, promise: Promise, kv_capacity: float
-) -> StrategySpace:
-    """The space of a strategy; raises `IncompleteProfile` if the table covers no point of it."""
+Model = RraModel | CraModel
+
+
+def model_of(strategy: str, table: ProfileTable, law: CompletionLaw) -> Model:
+    """The simulator of a strategy, which remembers what it has been asked."""
     costs, prompts = costs_of(table), prompt_moments(law.workload)
-    space: StrategySpace
     match strategy:
         case "RRA":
-            space = RraSpace(RraModel(costs, law, prompts, promise), kv_capacity)
+            return RraModel(costs, law, prompts)
+        case "CRA":
+            return CraModel(costs, law, prompts)
         case _:
             raise AssertionError(strategy)
+
+
+def space_of(model: Model, promise: Promise, kv_capacity: float) -> StrategySpace:
+    """The space of a strategy; raises `IncompleteProfile` if the table covers no point of it."""
+    space: StrategySpace
+    match model:
+        case RraModel():
+            space = RraSpace(model, promise, kv_capacity)
+        case CraModel():
+            space = CraSpace(model, promise, kv_capacity)
     if space.whole.num_points < 1:
+        costs, inputs = model.costs, model.law.workload.input
         raise IncompleteProfile(
-            f"the profile does not cover the encode of a single prompt of this workload (mean {prompts.tokens:.0f} tokens, "
-            f"up to {law.workload.input.max}): it reaches {costs.per_token.limit:.0f} tokens and "
+            f"the profile does not cover the encode of a single prompt of this workload (mean {inputs.mean:.0f} "
+            f"tokens, up to {inputs.max}): it reaches {costs.per_token.limit:.0f} tokens and "
             f"{costs.per_pair.limit:.0f} query-key pairs a step. Profile larger encodes."
         )
     return space

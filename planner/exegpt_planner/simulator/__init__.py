@@ -1,14 +1,16 @@
 """What a schedule will do, in closed form, from a profile table and a workload.
 
-`simulate` predicts throughput, latency and pool of one schedule; `latency_of` the mean latency of an answer of any length.
+`simulate` predicts throughput, latency and pool of one schedule; `latency_of` the mean latency of an answer of any
+length.
 """
 
 from __future__ import annotations
 
 from exegpt_planner.completion import CompletionLaw, PoolLaw
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import Prediction, Schedule
+from exegpt_planner.schedule import CraSchedule, Prediction, RraSchedule, Schedule
 from exegpt_planner.simulator.costs import costs_of, prompt_moments
+from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.workload import Workload
@@ -28,18 +30,29 @@ def simulate(
     """
     length = workload.output.quantile(percentile_length / 100)
     promise = Promise.full(length=length, error=table.error_p95)
-    return _rra(table, workload, promise, law).predict(schedule)
+    match schedule:
+        case RraSchedule():
+            return _rra(table, workload, law).predict(schedule, promise)
+        case CraSchedule():
+            return _cra(table, workload).predict(schedule, promise)
 
 
 def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, length: int) -> float:
     """Mean latency of an answer of `length` tokens, from the start of its encode, s."""
-    promise = Promise.full(length=length, error=table.error_p95)
-    return _rra(table, workload, promise, "exact").latency_mean_s(
-        schedule.encode_batch, schedule.encode_interval, length
-    )
+    match schedule:
+        case RraSchedule():
+            return _rra(table, workload, "exact").latency_mean_s(
+                schedule.encode_batch, schedule.encode_interval, length
+            )
+        case CraSchedule():
+            return _cra(table, workload).latency_mean_s(
+                schedule.pool, schedule.chunk_tokens, length
+            )
 
 
-def _rra(table: ProfileTable, workload: Workload, promise: Promise, law: PoolLaw) -> RraModel:
-    return RraModel(
-        costs_of(table), CompletionLaw(workload, law), prompt_moments(workload), promise
-    )
+def _rra(table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
+    return RraModel(costs_of(table), CompletionLaw(workload, law), prompt_moments(workload))
+
+
+def _cra(table: ProfileTable, workload: Workload) -> CraModel:
+    return CraModel(costs_of(table), CompletionLaw(workload), prompt_moments(workload))

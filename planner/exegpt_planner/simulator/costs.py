@@ -48,7 +48,7 @@ def costs_of(table: ProfileTable) -> StepCosts:
     return StepCosts(
         per_query=on_counts(add([*tokens, (layers, layer.decode_queries), sampled])),
         per_context=add([(layers, layer.decode_context)]),
-        per_token=add(tokens),
+        per_token=on_counts(add(tokens)),
         per_chunk=add([(layers, layer.encode_chunks), sampled]),
         per_pair=add([(layers, layer.encode_pairs)]),
         chunks_only=add([(layers, layer.encode_chunks)]),

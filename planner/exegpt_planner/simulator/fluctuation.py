@@ -1,8 +1,8 @@
 """How far the latency of one answer strays from its mean under RRA, because others' lengths are random.
 
-The answer's latency is a sum over its encodes and decode iterations of curves of sums over the pool's queries. Linearised
-at the mean, every other query adds an independent share: its prompt's slopes if it is encoded meanwhile, and the slopes of
-those iterations of the window t = 1..d in which it decodes,
+The answer's latency is a sum over its encodes and decode iterations of curves of sums over the pool's queries.
+Linearised at the mean, every other query adds an independent share: its prompt's slopes if it is encoded meanwhile,
+and the slopes of those iterations of the window t = 1..d in which it decodes,
 
     share = e I + sum_{t in life} (a(t) + c(t) (I + age)) = (e + F(D)) I + G(D),
 

@@ -3,9 +3,10 @@
     cycle    = E[T_E(B_E)] + dispatch + sum_u E[T_D(n(u))],       throughput = B_E / cycle
     Lat(s)   = q T_E + (q - 1) dispatch + (q - 1) full phases + r iterations,   d = s - 1, q = ceil(d / N_D)
 
-An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is that of
-an answer of s tokens given that it is there: one query more than chance would have at its place in every iteration, and a
-pool that never empties before it ends. `dispatch` is paid once a cycle, as the conductor sends a cycle in one message.
+An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is
+that of an answer of s tokens given that it is there: one query more than chance would have at its place in every
+iteration, and a pool that never empties before it ends. `dispatch` is paid once a cycle, as the conductor sends a
+cycle in one message.
 """
 
 from __future__ import annotations
@@ -47,13 +48,9 @@ class Conditional:
 class RraModel:
     """Everything the search asks of RRA, with what does not depend on the schedule computed once."""
 
-    def __init__(
-        self, costs: StepCosts, law: CompletionLaw, prompts: PromptMoments, promise: Promise
-    ) -> None:
-        self.costs = costs
-        self.law = law
-        self.prompts = prompts
-        self.promise = promise
+    def __init__(self, costs: StepCosts, law: CompletionLaw, prompts: PromptMoments) -> None:
+        self.costs, self.law, self.prompts = costs, law, prompts
+        self._latencies: dict[tuple[int, int, int], Latency] = {}
         self.encode_s = self._encode_times(self._largest_batch())  # by B_E; [0] is unused
         self._own_encode_s: dict[int, Floats] = {}
 
@@ -95,6 +92,13 @@ class RraModel:
 
     def latency(self, batch: int, interval: int, length: int) -> Latency:
         """Mean and standard deviation of the latency of an answer of `length` tokens."""
+        key = batch, interval, length
+        found = self._latencies.get(key)
+        if found is None:
+            found = self._latencies[key] = self._latency(batch, interval, length)
+        return found
+
+    def _latency(self, batch: int, interval: int, length: int) -> Latency:
         costs = self.costs
         pool = self._conditional(batch, interval, length)
         encodes = max(1, -(-(length - 1) // interval))
@@ -116,11 +120,6 @@ class RraModel:
             sd_s=float(np.sqrt(others + own + encodes * batch * residual_var)),
         )
 
-    def promised_s(self, batch: int, interval: int) -> float:
-        """What is held against the bound."""
-        latency = self.latency(batch, interval, self.promise.length)
-        return self.promise.promised_s(latency.mean_s, latency.sd_s)
-
     def kv_need(self, batch: int, interval: int) -> float:
         """KV tokens to hold ready."""
         phase = self.law.phase(interval)
@@ -140,7 +139,7 @@ class RraModel:
             max(queries.max() / costs.per_query.limit, context.max() / costs.per_context.limit)
         )
 
-    def predict(self, schedule: RraSchedule) -> Prediction:
+    def predict(self, schedule: RraSchedule, promise: Promise) -> Prediction:
         """All that is expected of a schedule."""
         batch, interval = schedule.encode_batch, schedule.encode_interval
         if not (batch <= self.max_batch and self.covers(batch, interval)):
@@ -153,7 +152,7 @@ class RraModel:
         decodes = self.decode_s(batch, phase)
         encode_s = float(self.encode_s[batch])
         cycle_s = encode_s + self.costs.dispatch_s + float(decodes.sum())
-        latency = self.latency(batch, interval, self.promise.length)
+        latency = self.latency(batch, interval, promise.length)
         pool_mean, pool_sd = _running_pool(batch, phase)
         return Prediction(
             queries_per_s=batch / cycle_s,
@@ -164,7 +163,7 @@ class RraModel:
             latency_mean_s=latency.mean_s,
             latency_sd_s=latency.sd_s,
             latency_p99_s=latency.mean_s + KEPT_SDS * latency.sd_s,
-            promised_s=self.promise.promised_s(latency.mean_s, latency.sd_s),
+            promised_s=promise.promised_s(latency.mean_s, latency.sd_s),
             pool_mean=pool_mean,
             pool_sd=pool_sd,
             kv_tokens=float((batch * self._kv(phase)[0]).max()),

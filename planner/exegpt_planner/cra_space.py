@@ -1,0 +1,159 @@
+"""CRA's space, B_D by C from a short list, and what no schedule in a block of it can beat.
+
+Throughput: a query takes the same sums of work in all, whatever the pool: E[I] + E[D] tokens, E[D] decode queries,
+and so on. With a line a + b x below a curve, steps cost a + b E[x] at least (Jensen needs no law), so 1 / X >= sum (a
+/ rate + b work), at the highest rate a pool could have if no prompt waited. Latency: the same lines, not falling, at
+the smallest pool's means. That rates rise with B_D and C is a property of the queue, not of the table; tests hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt_planner.schedule import CraSchedule, Prediction
+from exegpt_planner.search import Block, Blocked, Bounds, Point
+from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.promise import Promise
+
+Floats = NDArray[np.float64]
+Lines = tuple[Floats, Floats]
+
+CHUNKS = tuple(
+    32 << e for e in range(11)
+)  # C, tokens; between neighbours throughput hardly differs
+NUMERICAL = 1e-6  # relative: the queue's laws come from transforms
+
+
+class CraSpace:
+    """B_D from 1 to what the profile covers and chunks keep up with; C from those of `CHUNKS` that it covers."""
+
+    strategy = "CRA"
+    axes = ("pool", "chunk_tokens")
+
+    def __init__(self, model: CraModel, promise: Promise, kv_capacity: float) -> None:
+        self.model = model
+        self.promise = promise
+        self.kv_capacity = kv_capacity
+        self.chunks = tuple(chunk for chunk in CHUNKS if model.edge(1, chunk) <= 1)
+        costs, law, prompts = model.costs, model.law, model.prompts
+        self._fixed_s = costs.mixed_fixed_s + costs.dispatch_s
+        self._work: tuple[tuple[Lines, float], ...] = (
+            (costs.per_token.lines(), prompts.tokens + law.decode_mean),
+            (costs.queries_only.lines(), law.decode_mean),
+            (costs.per_context.lines(), law.context_mean),
+            (costs.per_sampled.lines(), law.decode_mean + 1),
+            (costs.per_pair.lines(), prompts.pairs),
+        )
+        self._chunk_lines = _rising(costs.chunks_only.lines())
+        self._floors = tuple(
+            _rising(curve.floor().lines())
+            for curve in (costs.per_token, costs.queries_only, costs.per_context, costs.per_sampled)
+        )
+
+    @property
+    def whole(self) -> Block:
+        widest = self.chunks[-1] if self.chunks else 0
+        need = self.model.prompts.tokens / (self.model.law.decode_mean + 1)
+        most = int(min(widest / need, self.model.costs.queries_only.limit))
+        return Block(1, most, 1, len(self.chunks))
+
+    def schedule(self, point: Point) -> CraSchedule:
+        return CraSchedule(pool=point[0], chunk_tokens=self._chunk(point))
+
+    def predict(self, point: Point) -> Prediction:
+        return self.model.predict(self.schedule(point), self.promise)
+
+    def edge(self, point: Point) -> float:
+        return self.model.edge(point[0], self._chunk(point))
+
+    def kv_need(self, point: Point) -> float:
+        return self.model.kv_need(point[0], self._chunk(point))
+
+    def promised_for(self, point: Point, length: int) -> float:
+        latency = self.model.latency(point[0], self._chunk(point), length)
+        return self.promise.promised_s(latency.mean_s, latency.sd_s)
+
+    def blocked(self, point: Point) -> Blocked | None:
+        if not self.model.fits(point[0], self._chunk(point)):
+            return "load"
+        if self.edge(point) > 1:
+            return "coverage"
+        return "memory" if self.kv_need(point) > self.kv_capacity else None
+
+    def throughput(self, point: Point) -> float:
+        return self.model.throughput(point[0], self._chunk(point))
+
+    def promised_s(self, point: Point) -> float:
+        return self.promised_for(point, self.promise.length)
+
+    def seeds(self, bound_s: float) -> Iterator[Point]:
+        """None: a schedule takes as long to evaluate as a block to bound, and best first finds good ones soon."""
+        del bound_s
+        return iter(())
+
+    def bound(self, block: Block) -> Bounds:
+        blocked = self._blocked(block)
+        if blocked is not None:
+            return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
+        model, widest = self.model, self.chunks[block.y2 - 1]
+        chunks_a_query = model.queues.alone(widest)
+        rate = block.x2 / (chunks_a_query + model.law.decode_mean)
+        per_query_s = self._fixed_s / rate + _least(self._chunk_lines, rate, chunks_a_query)
+        per_query_s += sum(_least(lines, rate, work) for lines, work in self._work)
+        latency_s = self._latency(block) * (1 - NUMERICAL)
+        return Bounds(
+            throughput=(1 + NUMERICAL) / per_query_s,
+            promised_s=self.promise.at_least_s(latency_s),
+        )
+
+    def _blocked(self, block: Block) -> Blocked | None:
+        model = self.model
+        if not model.fits(block.x1, self.chunks[block.y2 - 1]):
+            return "load"
+        if model.edge(block.x1, self.chunks[block.y1 - 1]) > 1:
+            return "coverage"
+        least = block.x1 * min(model.query_context, model.prompts.tokens)
+        return "memory" if least > self.kv_capacity else None
+
+    def _latency(self, block: Block) -> float:
+        """A lower bound on the mean latency of an answer of the bound's length."""
+        model = self.model
+        length = self.promise.length
+        narrow = next(
+            chunk for chunk in self.chunks[block.y1 - 1 : block.y2] if model.fits(block.x1, chunk)
+        )
+        rho = model.queues.queue(block.x1, narrow).completions
+        decoding = (block.x1 - 1) * rho * model.law.decode_mean
+        encoded = (block.x1 - 1) * rho * model.prompts.tokens
+        own = model.own_input(length)[0] + length / 2
+        means = (
+            decoding + 1 + encoded,
+            decoding + 1,
+            decoding * model.query_context + own,
+            decoding + 1 + (block.x1 - 1) * rho,
+        )
+        step_s = self._fixed_s + sum(
+            float(np.max(a + b * mean)) for (a, b), mean in zip(self._floors, means, strict=True)
+        )
+        decode_s = (length - 1) * step_s - model.costs.dispatch_s
+        if model.own_input(length)[0] < model.prompts.tokens * (1 - NUMERICAL):
+            return decode_s  # a shorter prompt than others': its encode may cost next to nothing
+        return decode_s + model.queues.alone(self.chunks[block.y2 - 1]) * self._fixed_s
+
+    def _chunk(self, point: Point) -> int:
+        return self.chunks[point[1] - 1]
+
+
+def _rising(lines: Lines) -> Lines:
+    intercepts, slopes = lines
+    keep = slopes >= 0
+    return intercepts[keep], slopes[keep]
+
+
+def _least(lines: Lines, rate: float, work: float) -> float:
+    """The best lower bound that the lines give on what a curve costs a query."""
+    intercepts, slopes = lines
+    return float(np.max(intercepts / rate + slopes * work))
