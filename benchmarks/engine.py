@@ -28,7 +28,7 @@ from exegpt_planner.model_spec import ModelSpec, read_model_spec
 from exegpt_runner.engine import EncodeChunk, Engine, Sampling
 from exegpt_runner.models.llama import LlamaModel, load
 
-SMOLLM2_135M = {
+SMOLLM2_135M: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,
@@ -91,7 +91,8 @@ def build_reference(folder: Path) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    reference = LlamaForCausalLM(LlamaConfig(**SMOLLM2_135M)).to(DTYPE).eval()
+    reference = LlamaForCausalLM(LlamaConfig(**SMOLLM2_135M))
+    torch.nn.Module.to(reference, DTYPE)  # transformers' own override is mistyped
     reference.save_pretrained(folder)
     return reference
 

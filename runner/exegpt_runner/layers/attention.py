@@ -6,46 +6,51 @@ at position 0 is causal; a later one needs a mask for its last columns, made onc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from exegpt_runner.layers.batch import Batch, ChunkRows
 
+Masks = Sequence[Tensor | None]  # one a chunk
 
-def attend(query: Tensor, kv: Tensor, batch: Batch) -> Tensor:
+
+def attend(query: Tensor, kv: Tensor, batch: Batch, masks: Masks) -> Tensor:
     """Attention of each row over its query's KV. query: (T, H, D), kv: (2, G, C, D); returns (T, H * D)."""
-    T, H, D = query.shape
-    out = torch.empty_like(query)
-    groups = kv.shape[1]
-    spans = zip(batch.kv_starts.tolist(), batch.contexts.tolist(), strict=True)
-    for row, (start, context) in enumerate(spans):
-        keys, values = kv[:, None, :, start : start + context]  # (1, G, S, D)
-        heads = query[row].view(1, groups, H // groups, D)
-        out[row] = scaled_dot_product_attention(heads, keys, values).view(H, D)
-    for chunk in batch.chunks:
-        _attend_chunk(query, kv, chunk, out)
-    return out.view(T, H * D)
+    _, H, D = query.shape
+    keys, values = kv.unsqueeze(1)  # (1, G, C, D) each
+    groups = keys.shape[1]
+    decoding = len(batch.contexts)
+    rows = query[:decoding].view(decoding, 1, groups, H // groups, D).unbind()
+    attended = [
+        scaled_dot_product_attention(
+            row, keys.narrow(2, start, context), values.narrow(2, start, context)
+        ).view(1, H * D)
+        for row, start, context in zip(rows, batch.kv_starts, batch.contexts, strict=True)
+    ]
+    for chunk, mask in zip(batch.chunks, masks, strict=True):
+        context = chunk.start + chunk.num_tokens
+        heads = query.narrow(0, chunk.first, chunk.num_tokens).transpose(0, 1)  # (H, t, D)
+        out = scaled_dot_product_attention(
+            heads.unsqueeze(0),
+            keys.narrow(2, chunk.kv_start, context),
+            values.narrow(2, chunk.kv_start, context),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        attended.append(out[0].transpose(0, 1).reshape(-1, H * D))
+    return torch.cat(attended)
 
 
-def _attend_chunk(query: Tensor, kv: Tensor, chunk: ChunkRows, out: Tensor) -> None:
-    context = chunk.start + chunk.num_tokens
-    rows = slice(chunk.first, chunk.first + chunk.num_tokens)
-    keys, values = kv[:, None, :, chunk.kv_start : chunk.kv_start + context]
-    heads = query[rows].transpose(0, 1).unsqueeze(0)  # (1, H, t, D)
-    is_first = chunk.start == 0
-    attended = scaled_dot_product_attention(
-        heads,
-        keys,
-        values,
-        attn_mask=None if is_first else causal_mask(chunk, query.dtype),
-        is_causal=is_first,
-        enable_gqa=True,
-    )
-    out[rows] = attended[0].transpose(0, 1)
+def causal_masks(batch: Batch, dtype: torch.dtype) -> Masks:
+    """For each chunk that does not start its prompt, what each row may look at."""
+    return [_mask(chunk, dtype) if chunk.start else None for chunk in batch.chunks]
 
 
-def causal_mask(chunk: ChunkRows, dtype: torch.dtype) -> Tensor:
+def _mask(chunk: ChunkRows, dtype: torch.dtype) -> Tensor:
     """0 where row i of the chunk may look, -inf after; (t, start + t)."""
     full = torch.full((chunk.num_tokens, chunk.start + chunk.num_tokens), -torch.inf, dtype=dtype)
     return full.triu(chunk.start + 1)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm
+from torch.nn.functional import embedding
 
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_runner.kv_arena import KVShape
-from exegpt_runner.layers.attention import attend
+from exegpt_runner.layers.attention import Masks, attend, causal_masks
 from exegpt_runner.layers.batch import Batch
 from exegpt_runner.layers.linear import Linear
+from exegpt_runner.layers.norm import RMSNorm
 from exegpt_runner.layers.rotary import Rotation, frequencies
 from exegpt_runner.weights import Checkpoint
 
@@ -29,13 +30,22 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 class LlamaLayer:
     """One layer's weights."""
 
-    input_norm: Tensor
+    input_norm: RMSNorm
     qkv: Linear  # (H + 2G) * D, E
     output: Linear
-    feed_norm: Tensor
+    feed_norm: RMSNorm
     gate: Linear
     up: Linear
     down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A step's rows, with what every layer needs of them."""
+
+    batch: Batch
+    rotation: Rotation
+    masks: Masks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +56,7 @@ class LlamaModel:
     dtype: torch.dtype
     embedding: Tensor
     layers: tuple[LlamaLayer, ...]
-    norm: Tensor
+    norm: RMSNorm
     head: Linear
     frequencies: Tensor
 
@@ -64,33 +74,32 @@ class LlamaModel:
 
     def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
         """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
-        rotation = Rotation.at(batch.positions, self.frequencies, self.dtype)
+        rows = _Rows(
+            batch,
+            Rotation.at(batch.positions, self.frequencies, self.dtype),
+            causal_masks(batch, self.dtype),
+        )
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = self._attention(layer, x, rotation, batch, layer_kv)
+            x = self._attention(layer, x, rows, layer_kv)
             x = self._feed_forward(layer, x)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
         """x: (T, E) after the layers; returns (T, V)."""
-        return self.head(self._normalised(x, self.norm))
+        return self.head(self.norm(x))
 
-    def _attention(
-        self, layer: LlamaLayer, x: Tensor, rotation: Rotation, batch: Batch, kv: Tensor
-    ) -> Tensor:
+    def _attention(self, layer: LlamaLayer, x: Tensor, rows: _Rows, kv: Tensor) -> Tensor:
         H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
-        qkv = layer.qkv(self._normalised(x, layer.input_norm)).view(-1, H + 2 * G, D)
-        turned = rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
-        kv[0].index_copy_(1, batch.slots, turned[:, H:].transpose(0, 1))
-        kv[1].index_copy_(1, batch.slots, qkv[:, H + G :].transpose(0, 1))
-        return layer.output.add(attend(turned[:, :H], kv, batch), x)
+        qkv = layer.qkv(layer.input_norm(x)).view(-1, H + 2 * G, D)
+        turned = rows.rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
+        kv[0].index_copy_(1, rows.batch.slots, turned[:, H:].transpose(0, 1))
+        kv[1].index_copy_(1, rows.batch.slots, qkv[:, H + G :].transpose(0, 1))
+        return layer.output.add(attend(turned[:, :H], kv, rows.batch, rows.masks), x)
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
-        normalised = self._normalised(x, layer.feed_norm)
+        normalised = layer.feed_norm(x)
         gate = layer.gate.silu(normalised)  # (T, F)
         return layer.down.add(layer.up.multiply(normalised, gate), x)
-
-    def _normalised(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self.spec.norm_eps)
 
 
 def load(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> LlamaModel:
@@ -106,7 +115,7 @@ def load(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> LlamaModel:
             dtype=dtype,
             embedding=table,
             layers=tuple(loader.layer(index) for index in range(spec.num_layers)),
-            norm=loader.tensor("model.norm.weight"),
+            norm=loader.norm("model.norm"),
             head=Linear(head),
             frequencies=frequencies(spec),
         )
@@ -153,14 +162,17 @@ class _Loader:
     def tensor(self, name: str) -> Tensor:
         return self.checkpoint.load(name, self.dtype)
 
+    def norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self.tensor(f"{name}.weight"), self.spec.norm_eps)
+
     def layer(self, index: int) -> LlamaLayer:
         prefix = f"model.layers.{index}"
         attention, feed = f"{prefix}.self_attn", f"{prefix}.mlp"
         return LlamaLayer(
-            input_norm=self.tensor(f"{prefix}.input_layernorm.weight"),
+            input_norm=self.norm(f"{prefix}.input_layernorm"),
             qkv=self._fused(attention, _QKV, self.spec.attention_bias),
             output=self._fused(attention, ("o_proj",), self.spec.attention_bias),
-            feed_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight"),
+            feed_norm=self.norm(f"{prefix}.post_attention_layernorm"),
             gate=self._fused(feed, ("gate_proj",), self.spec.mlp_bias),
             up=self._fused(feed, ("up_proj",), self.spec.mlp_bias),
             down=self._fused(feed, ("down_proj",), self.spec.mlp_bias),

@@ -18,7 +18,7 @@ def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracl
     from transformers import LlamaForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers is half typed
     torch.set_num_threads(1)
     known: dict[str, Oracle] = {}
 
@@ -28,7 +28,7 @@ def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracl
             write_model(folder, **VARIANTS[variant])
             reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
             model = load(folder, read_model_spec(folder), torch.float64)
-            known[variant] = Oracle(folder, model, reference.eval())
+            known[variant] = Oracle(folder, model, reference)
         return known[variant]
 
     return build

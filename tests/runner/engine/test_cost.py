@@ -15,7 +15,7 @@ from exegpt_runner.engine import EncodeChunk, Engine, Sampling
 def operations(engine: Engine, chunks: Sequence[EncodeChunk], *, decode: bool) -> int:
     with FlopCounterMode(display=False) as counter:
         engine.iterate(chunks, decode=decode)
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def expected(oracle: Oracle, *, tokens: int, pairs: int, sampled: int) -> int:

@@ -1,0 +1,26 @@
+"""Root-mean-square normalisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+
+class RMSNorm:
+    """x / sqrt(mean(x**2) + eps) * weight. weight: (E,)."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self._eps = eps
+        self._weight32 = weight.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (T, E)."""
+        if x.dtype != torch.bfloat16:
+            return rms_norm(x, self.weight.shape, self.weight, self._eps)
+        # The same in float32 and in place: up to twice as fast on a CPU as torch's composite.
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (T, 1)
+        scale = length.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_()
+        return wide.mul_(scale).mul_(self._weight32).bfloat16()
