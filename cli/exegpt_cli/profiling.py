@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -281,5 +282,5 @@ def _design_name(coverage: Coverage) -> str:
 
 
 def _digest(key: ProfileKey) -> str:
-    text = key.model_dump_json()
+    text = json.dumps(key.model_dump(), sort_keys=True)  # a map off the wire has any order
     return f"{key.model_fingerprint}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
