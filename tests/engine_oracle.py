@@ -28,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
+    "mistral": {"model_type": "mistral", "sliding_window": None},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
 }
 
@@ -38,7 +39,7 @@ class Oracle:
 
     folder: Path
     model: LlamaModel
-    reference: Any  # transformers' LlamaForCausalLM
+    reference: Any  # transformers' model
     _known: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
 
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:

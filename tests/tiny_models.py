@@ -28,12 +28,17 @@ TINY: dict[str, Any] = {
 def write_model(
     folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float64, **config: Any
 ) -> Path:
-    """Writes a random Llama (config.json, model.safetensors) to `folder`; `config` overrides `TINY`."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # slow to import
+    """Writes a random model (config.json, model.safetensors) to `folder`; `config` overrides `TINY`.
+
+    It is a Llama unless `config` has another `model_type`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM  # slow to import
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**(TINY | config)))
+        options = {"model_type": "llama"} | TINY | config
+        config_of = AutoConfig.for_model(**options)
+        model: Any = AutoModelForCausalLM.from_config(config_of)  # type: ignore[no-untyped-call]  # half typed
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # transformers starts them at zero
                 torch.nn.init.normal_(parameter, std=0.25)

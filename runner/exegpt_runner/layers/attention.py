@@ -1,7 +1,7 @@
 """Attention of packed rows over the arena: each query over its own contiguous keys and values.
 
-A decode query's heads that share a key-value head are folded into the query dimension, so nothing is repeated. A chunk
-at position 0 is causal; a later one needs a mask for its last columns, made once a step and shared by the layers.
+A chunk at position 0 is causal; a later one needs a mask for its last columns, made once a step and shared by the
+layers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ def attend(query: Tensor, kv: Tensor, batch: Batch, masks: Masks) -> Tensor:
     """Attention of each row over its query's KV. query: (T, H, D), kv: (2, G, C, D); returns (T, H * D)."""
     _, H, D = query.shape
     keys, values = kv.unsqueeze(1)  # (1, G, C, D) each
-    groups = keys.shape[1]
-    decoding = len(batch.contexts)
-    rows = query[:decoding].view(decoding, 1, groups, H // groups, D).unbind()
+    rows = query[: len(batch.contexts)].unsqueeze(2).unsqueeze(1).unbind()  # (1, H, 1, D) each
     attended = [
         scaled_dot_product_attention(
-            row, keys.narrow(2, start, context), values.narrow(2, start, context)
+            row, keys.narrow(2, start, context), values.narrow(2, start, context), enable_gqa=True
         ).view(1, H * D)
         for row, start, context in zip(rows, batch.kv_starts, batch.contexts, strict=True)
     ]

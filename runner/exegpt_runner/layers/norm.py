@@ -14,6 +14,7 @@ class RMSNorm:
         self.weight = weight
         self._eps = eps
         self._weight32 = weight.float()
+        self._eps32 = torch.tensor(eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (T, E)."""
@@ -22,5 +23,5 @@ class RMSNorm:
         # The same in float32 and in place: up to twice as fast on a CPU as torch's composite.
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (T, 1)
-        scale = length.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_()
+        scale = torch.addcmul(self._eps32, length, length, value=1 / x.shape[-1]).rsqrt_()
         return wide.mul_(scale).mul_(self._weight32).bfloat16()

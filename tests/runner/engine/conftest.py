@@ -15,7 +15,7 @@ from tiny_models import write_model
 
 @pytest.fixture(scope="session")
 def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers is half typed
@@ -26,7 +26,7 @@ def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracl
         if variant not in known:
             folder = tmp_path_factory.mktemp(variant)
             write_model(folder, **VARIANTS[variant])
-            reference = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
+            reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
             model = load(folder, read_model_spec(folder), torch.float64)
             known[variant] = Oracle(folder, model, reference)
         return known[variant]
