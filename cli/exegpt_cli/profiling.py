@@ -41,7 +41,7 @@ from exegpt_wire import worker_pb2
 Progress = Callable[[int, int, str], None]  # steps done, of how many, what is going on
 
 NUM_STEPS = 240  # held-out errors no longer fall beyond, on the demo model
-FEWEST_STEPS = 100  # measured even when time is over
+FEWEST_STEPS = 80  # measured even when time is over
 BUDGET_S = 60.0  # of measuring; then what there is must do
 BATCH = 16  # steps between two measurements of the same one
 REPEAT_BELOW_S = 0.25  # longer steps average over more by themselves
@@ -60,9 +60,10 @@ class ProfileTarget:
 
 
 class _Covered(StrictModel):
-    """The coverage that is being, or was, measured."""
+    """What a key's steps cover."""
 
-    coverage: Coverage
+    coverage: Coverage  # being measured, or finished
+    finished: tuple[Coverage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,9 @@ async def _profile(
             table = cached_table(key, coverage, cache)
             if table is not None:
                 return table
+            covered = _covered(place, coverage)
             run = _Run(client, cache, place, key, progress)
-            return await run.measure(target, _grown(place, coverage, cache), worker.epoch + 1)
+            return await run.measure(target, covered, worker.epoch + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,32 +151,41 @@ class _Run:
     key: ProfileKey
     progress: Progress
 
-    async def measure(self, target: ProfileTarget, coverage: Coverage, epoch: int) -> ProfileTable:
+    async def measure(self, target: ProfileTarget, covered: _Covered, epoch: int) -> ProfileTable:
         """Measures the steps that are missing and writes the table."""
         self.progress(0, NUM_STEPS, "loading the model")
+        coverage = covered.coverage
+        self._keep(self.place.covered, covered)
         await self.client.configure(target.model_dir, target.dtype, coverage, epoch)
-        steps = await self._measure_steps(coverage)
+        steps = await self._measure_steps(covered)
         self.progress(NUM_STEPS, NUM_STEPS, "timing messages")
         overheads = await self.client.overheads(min(32, coverage.decode_queries))
         table = _table(self.key, target.spec.num_layers, steps, coverage.largest, overheads)
-        self.cache.write(self.place.table, (table.model_dump_json(indent=1) + "\n").encode())
+        self._keep(self.place.table, table)
+        finished = (*covered.finished, coverage)
+        self._keep(self.place.covered, covered.model_copy(update={"finished": finished}))
         return table
 
-    async def _measure_steps(self, coverage: Coverage) -> list[MeasuredStep]:
-        name = _design_name(coverage)
+    def _keep(self, path: Path, value: StrictModel) -> None:
+        self.cache.write(path, (value.model_dump_json(indent=1) + "\n").encode())
+
+    async def _measure_steps(self, covered: _Covered) -> list[MeasuredStep]:
+        """All steps on file, after those are added that no finished coverage includes."""
+        name = _design_name(covered.coverage)
         measured = read_steps(self.place.steps)
         seen = {step.id for step in measured if step.design == name}
         missing = [
             step
-            for step in design(coverage, seed=_SEED, num_steps=NUM_STEPS)
-            if step.id not in seen
+            for step in design(covered.coverage, seed=_SEED, num_steps=NUM_STEPS)
+            if step.id not in seen and not any(old.includes(step) for old in covered.finished)
         ]
+        total = len(seen) + len(missing)
         begin_s = time.monotonic()
         while missing:
-            is_late = time.monotonic() - begin_s > BUDGET_S
-            if is_late and NUM_STEPS - len(missing) >= FEWEST_STEPS:
+            done = total - len(missing)
+            if time.monotonic() - begin_s > BUDGET_S and done >= FEWEST_STEPS:
                 break
-            self.progress(NUM_STEPS - len(missing), NUM_STEPS, "timing steps")
+            self.progress(done, total, "timing steps")
             batch, missing = missing[:BATCH], missing[BATCH:]
             found = await self._measure_batch(batch, name)
             record(self.cache, self.place.steps, found)
@@ -258,12 +269,12 @@ def _steeper(curve: Curve, slope_s: float) -> Curve:
     return Curve(x=curve.x, seconds=seconds)
 
 
-def _grown(place: _Place, coverage: Coverage, cache: Cache) -> Coverage:
-    """What to cover: what is asked, or what was covered before, doubled until it holds that."""
-    if place.covered.exists():
-        coverage = read_json(_Covered, place.covered).coverage.grown(coverage)
-    cache.write(place.covered, _Covered(coverage=coverage).model_dump_json().encode())
-    return coverage
+def _covered(place: _Place, needed: Coverage) -> _Covered:
+    """What to cover: what is needed, or what was covered before, doubled until it holds that."""
+    if not place.covered.exists():
+        return _Covered(coverage=needed)
+    before = read_json(_Covered, place.covered)
+    return before.model_copy(update={"coverage": before.coverage.grown(needed)})
 
 
 def _shape_of(message: worker_pb2.Shape) -> StepShape:

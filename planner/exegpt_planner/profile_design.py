@@ -18,6 +18,7 @@ import numpy as np
 from exegpt_planner.profile_table import StepShape
 
 HELD_OUT_EVERY = 5
+SKEW = 1.5  # towards small encodes: the largest ones would take most of a profile's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class Coverage:
         """Whether `other` asks for no more than this."""
         mine, theirs = asdict(self), asdict(other)
         return all(mine[name] >= theirs[name] for name in mine)
+
+    def includes(self, step: DesignedStep) -> bool:
+        """Whether `step` is no larger than what this covers."""
+        decoded = [context + 1 for context in step.decode_contexts]
+        encoded = [s + t for s, t in zip(step.chunk_starts, step.chunk_tokens, strict=True)]
+        return (
+            len(decoded) <= self.decode_queries
+            and len(encoded) <= self.encode_chunks
+            and sum(step.chunk_tokens) <= self.encode_tokens
+            and max([*decoded, *encoded]) <= self.context
+            and sum(decoded) + sum(encoded) <= self.kv_tokens
+        )
 
     def grown(self, needed: Coverage) -> Coverage:
         """This coverage with each size doubled until it holds `needed`."""
@@ -152,7 +165,7 @@ def _chunks(
     """Starts and tokens of ragged chunks; half of the steps hold only chunks that start a prompt."""
     most = min(coverage.encode_tokens, coverage.kv_tokens)
     num = min(_log_between(size[1], 1, coverage.encode_chunks), most)
-    total = min(_log_between(size[0], num, most), num * coverage.context)
+    total = min(_log_between(size[0] ** SKEW, num, most), num * coverage.context)
     tokens = _split(total, num, coverage.context, rng)
     starts = np.zeros(num, dtype=np.int64)
     if rng.random() < 0.5:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ def test_every_step_lies_within_the_coverage(seed: int, room: int, **sizes: int)
     coverage = Coverage(kv_tokens=sizes["context"] + room, **sizes)
     for step in design(coverage, seed=seed, num_steps=30):
         _check_within(step, coverage)
+        assert coverage.includes(step)
 
 
 def test_the_same_seed_gives_the_same_steps_with_ids_in_order() -> None:
@@ -97,6 +99,13 @@ def test_growing_doubles_only_the_sizes_that_are_too_small() -> None:
     assert grown.holds(COVERAGE)
     assert (grown.decode_queries, grown.encode_tokens) == (128, 32_768)
     assert (grown.context, grown.encode_chunks, grown.kv_tokens) == (600, 32, 32_000)
+
+
+def test_coverage_includes_what_is_no_larger() -> None:
+    step = design(COVERAGE, seed=1, num_steps=1)[0]  # all queries, all KV
+    assert COVERAGE.includes(step)
+    assert not replace(COVERAGE, decode_queries=63).includes(step)
+    assert not replace(COVERAGE, kv_tokens=20_000).includes(step)
 
 
 def test_coverage_that_cannot_hold_one_query_is_refused() -> None:
