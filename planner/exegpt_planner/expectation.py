@@ -82,7 +82,7 @@ class Hinges:
         return np.asarray(self.at_zero + self.slope * mean + hinges @ self.changes)
 
     def slope_mean(self, mean: Floats, sd: Floats) -> Floats:
-        """D E[f(X)] / d mean elementwise: the slope that a small fluctuation meets."""
+        """The derivative of E[f(X)] by the mean, elementwise: the slope that a small fluctuation meets."""
         z = (mean[..., None] - self.knots) / np.maximum(sd[..., None], TINY)
         return np.asarray(self.slope + ndtr(z) @ self.changes)
 
@@ -115,7 +115,7 @@ class Hinges:
         )
 
     def lines(self) -> tuple[Floats, Floats]:
-        """(intercepts, slopes) of lines with intercept >= 0 that lie below the curve on [0, limit], the best at each x."""
+        """(intercepts, slopes) of lines of intercept >= 0 below the curve on [0, limit], the best at each x."""
         hull = _lower_hull(*self.points())
         x, y = np.array(hull).T
         slopes = np.diff(y) / np.diff(x)
@@ -137,9 +137,9 @@ def add(parts: Sequence[tuple[float, Curve]]) -> Hinges:
 def on_counts(curve: Hinges) -> Hinges:
     """The curve with its piece beyond 1 extended back to 0.
 
-        A count is never between 0 and 1, so the two agree at every whole number but 0, where a step does not happen. What a
-        first query costs over and above a further one thereby is a fixed cost, and an affine law from 1 on is averaged
-    exactly.
+    A count is never between 0 and 1, so the two agree at every whole number but 0, where a step does not happen. What
+    a first query costs over and above a further one thereby is a fixed cost, and a curve that is affine from 1 on is
+    averaged exactly.
     """
     x, y = curve.points()
     beyond = x[x > 1]

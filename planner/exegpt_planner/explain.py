@@ -1,4 +1,4 @@
-"""A plan as a page of plain text: what was chosen, why, what binds, what the margins cost, what a change would bring."""
+"""A plan as a page of plain text: the choice, why, what binds, what the margins cost, what a change would bring."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _change(each: Sensitivity, base: float) -> str:
 
 def _proof(plan: Plan) -> list[str]:
     return [
-        f"{space.strategy}: {space.num_schedules:,} schedules, {space.num_evaluations:,} evaluated; the rest is excluded "
-        f"by the bounds of {len(space.leaves):,} blocks."
+        f"{space.strategy}: {space.num_schedules:,} schedules, {space.num_evaluations:,} evaluated; the rest is "
+        f"excluded by the bounds of {len(space.leaves):,} blocks."
         for space in plan.certificate.spaces
     ]

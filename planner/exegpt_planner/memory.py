@@ -34,11 +34,15 @@ class MemoryBudget:
         free = self.device_bytes - self.reserve_bytes - weight_bytes
         if free < kv_bytes_per_token:
             raise InfeasibleBound(
-                f"the weights take {weight_bytes / 2**30:.2f} GiB, but the device has "
-                f"{self.device_bytes / 2**30:.2f} GiB of which {self.reserve_bytes / 2**30:.2f} GiB are kept free: "
+                f"the weights take {_size(weight_bytes)}, but the device has {_size(self.device_bytes)}, of which "
+                f"{_size(self.reserve_bytes)} are kept free: "
                 "no room for KV. Use a device with more memory, a smaller dtype or a smaller model."
             )
         return free // kv_bytes_per_token
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def need(tokens: Floats, tokens_var: Floats, queries: Floats) -> float:

@@ -192,7 +192,7 @@ class RraSpace:
         """A lower bound on the time of a decode phase."""
         b1, b2, n1 = block.x1, block.x2, block.y1
         costs = self.model.costs
-        times = costs.decode_fixed_s
+        times = np.full(n1, costs.decode_fixed_s)
         for curve, mean, low, high in self._laws(envelope, n1):
             times = times + curve.mean_at_least(b1 * mean, np.sqrt(b1 * low), np.sqrt(b2 * high))
         fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s

@@ -106,3 +106,51 @@ def table(
 
 def summarization_like() -> Workload:
     return independent(bell(32, 17, 64), bell(16, 6, 40))
+
+
+def rough_curve(rng: np.random.Generator, *, limit: float, top_s: float, kind: str) -> Curve:
+    """A curve of one kind: affine, tiles (steps), saw (falls after each rise), or noise around a line."""
+    knots = np.unique(np.round(np.linspace(0, limit, int(rng.integers(4, 9)))))
+    base = top_s * (rng.uniform(0.05, 0.5) + knots / limit)
+    match kind:
+        case "affine":
+            x, y = np.array([0.0, limit]), np.array([base[0], base[-1]])
+        case "tiles":
+            edges = knots[1:-1]
+            x = np.sort(np.concatenate([knots, np.minimum(edges + 1e-3, limit)]))
+            y = base[np.searchsorted(knots, x, side="left")]
+        case "saw":
+            x = np.sort(np.concatenate([knots, (knots[1:] + knots[:-1]) / 2]))
+            y = np.interp(x, knots, base)
+            y[1::2] *= rng.uniform(1.1, 1.8)
+        case _:
+            x, y = knots, base * rng.uniform(0.6, 1.6, len(knots))
+    return Curve(x=tuple(x.tolist()), seconds=tuple(y.tolist()))
+
+
+KINDS = ("affine", "tiles", "saw", "noise")
+
+
+def rough_table(rng: np.random.Generator, *, reach: int = 12, context: float = 900) -> ProfileTable:
+    """A random machine: each curve of a random kind, over a range small enough to search exhaustively."""
+
+    def curve(limit: float, top_s: float) -> Curve:
+        kind = KINDS[int(rng.integers(len(KINDS)))] if rng.random() < 0.6 else "affine"
+        return rough_curve(rng, limit=limit, top_s=top_s * rng.uniform(0.2, 2), kind=kind)
+
+    plain = table(overhead_s=float(rng.uniform(0, 1e-3)), dispatch_s=float(rng.uniform(0, 1e-3)))
+    return plain.model_copy(
+        update={
+            "num_layers": 2,
+            "layer": LayerCurves(
+                tokens=curve(reach * 40.0, 4e-3),
+                decode_queries=curve(reach * 4.0, 1e-3),
+                decode_context=curve(context, 1e-3),
+                encode_chunks=curve(float(reach), 3e-4),
+                encode_pairs=curve(reach * 600.0, 1e-3),
+            ),
+            "outside": OutsideCurves(
+                tokens=curve(reach * 40.0, 1e-4), sampled=curve(reach * 4.0, 1e-3)
+            ),
+        }
+    )

@@ -110,7 +110,7 @@ def run_cra(
         free = pool - len(done) - len(waiting)
         for i, o in zip(*draw(free), strict=True) if free else ():
             waiting.append([i, o, 0, -1.0])
-        begun, left, chunks, pairs = now, chunk, 0, 0.0
+        begun, left, chunks, pairs = now, float(chunk), 0, 0.0
         finished: list[list[float]] = []
         while waiting and left:
             query = waiting[0]

@@ -19,7 +19,7 @@ from scipy.special import gammaln, xlog1py, xlogy
 
 from exegpt_planner import memory
 from exegpt_planner.completion import CompletionLaw
-from exegpt_planner.errors import IncompleteProfile
+from exegpt_planner.errors import IncompleteProfile, InvalidSpec
 from exegpt_planner.expectation import Hinges
 from exegpt_planner.schedule import CraSchedule, Prediction
 from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
@@ -36,7 +36,7 @@ AGES = 16  # at which a query's own context is met, in place of every one
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLaw:
-    """What is in a step: decoding queries are Binomial(slots, chance) and `own` more; encode tokens have `tokens_law`."""
+    """What is in a step: Binomial(slots, chance) and `own` more queries decode; encode tokens have `tokens_law`."""
 
     slots: int
     chance: float
@@ -118,7 +118,7 @@ class CraModel:
         return step_s**2 * queue.span_var + 2 * step_s * slope * covariance + slope**2 * var
 
     def kv_need(self, pool: int, chunk: int) -> float:
-        """KV tokens to hold ready: as if no prompt waited, or, where that is more, as if every slot held a new prompt."""
+        """KV tokens to hold ready: as if no prompt waited, or all slots held new prompts, where that is more."""
         decode = self.law.decode_mean
         shares = np.array([decode / (self.queues.alone(chunk) + decode), 0.0])
         mean, var = self._kv(pool, shares)
@@ -182,9 +182,12 @@ class CraModel:
     def _check(self, pool: int, chunk: int) -> None:
         if not self.fits(pool, chunk):
             need = LEAST_SLACK * pool * self.prompts.tokens / (self.law.decode_mean + 1)
-            raise IncompleteProfile(
-                f"CRA with pool={pool} needs chunk_tokens of at least {need:.0f}, not {chunk}: "
-                "its encode queue would grow without end."
+            raise InvalidSpec(
+                "schedule",
+                [
+                    f"CRA with pool={pool} needs chunk_tokens of at least {need:.0f}, not {chunk}, for this workload: "
+                    "its encode queue would grow without end"
+                ],
             )
         if self.edge(pool, chunk) > 1:
             raise IncompleteProfile(
@@ -213,7 +216,7 @@ class CraModel:
             slots=slots,
             chance=queue.completions * self.law.decode_mean,
             own=0,
-            tokens=np.arange(len(law)) * float(queue.unit_tokens),
+            tokens=np.arange(len(law), dtype=np.float64) * queue.unit_tokens,
             tokens_law=law,
             chunks_extra=finished * (queue.span - 1) / busy if busy > 0 else 0.0,
             finished=finished,
@@ -221,7 +224,7 @@ class CraModel:
         )
 
     def _own_times(self, pool: int, chunk: int, length: int) -> tuple[float, float]:
-        """(time of the steps that encode an answer of `length` tokens, time of each that decodes it), dispatch included."""
+        """(time of the steps that encode an answer of `length` tokens, of each that decodes it), dispatch included."""
         queue = self.queues.queue(pool, chunk)
         any_step = self._any_step(pool, queue)
         chunks = self._chunks(any_step)

@@ -133,9 +133,7 @@ class Grid:
         self, prompts: Floats, chunk: int, unit: int, *, size: int, num_steps: int
     ) -> None:
         self.prompts, self.chunk, self.unit, self.size = prompts, chunk, unit, size
-        self.num_steps = (
-            num_steps  # to the stationary law from an empty queue; 0: by Spitzer's identity
-        )
+        self.num_steps = num_steps  # from an empty queue to the law; 0: Spitzer
         self.prompt_hat = np.fft.rfft(prompts, size)
         angle = 2j * np.pi * np.arange(size // 2 + 1) / size
         self.served_hat = np.exp(angle * chunk)  # the transform of -C

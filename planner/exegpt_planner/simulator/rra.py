@@ -144,8 +144,8 @@ class RraModel:
         batch, interval = schedule.encode_batch, schedule.encode_interval
         if not (batch <= self.max_batch and self.covers(batch, interval)):
             raise IncompleteProfile(
-                f"RRA with encode_batch={batch}, encode_interval={interval} goes beyond the profile (encode batches up to "
-                f"{self.max_batch}, pool up to {self.costs.per_query.limit:.0f} queries and "
+                f"RRA with encode_batch={batch}, encode_interval={interval} goes beyond the profile (encode "
+                f"batches up to {self.max_batch}, pool up to {self.costs.per_query.limit:.0f} queries and "
                 f"{self.costs.per_context.limit:.0f} KV tokens). Profile larger steps."
             )
         phase = self.law.phase(interval)

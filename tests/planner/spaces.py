@@ -1,0 +1,62 @@
+"""Small random spaces for the search: rough tables, short lengths, and sometimes little memory."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from planner.builders import bell, correlated, independent, rough_table
+
+from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.cra_space import CraSpace
+from exegpt_planner.rra_space import RraSpace
+from exegpt_planner.simulator.costs import costs_of, prompt_moments
+from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.encode_queue import QueueFamily
+from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.simulator.rra import RraModel
+from exegpt_planner.workload import Workload
+
+NUM_WORKLOADS = 4
+
+
+@cache
+def workload(index: int) -> Workload:
+    return (
+        independent(bell(20, 9, 40), bell(7, 3, 14)),
+        independent(bell(12, 5, 30), bell(2, 2, 9)),  # many answers of one token
+        correlated(bell(8, 4, 16), factor=1.5),
+        independent(bell(25, 1, 28), bell(10, 0.5, 12)),  # nearly constant lengths
+    )[index]
+
+
+@cache
+def queues(index: int) -> QueueFamily:
+    return QueueFamily(workload(index))
+
+
+def random_space(strategy: str, seed: int) -> RraSpace | CraSpace:
+    rng = np.random.default_rng(seed)
+    index = int(rng.integers(NUM_WORKLOADS))
+    law = CompletionLaw(workload(index))
+    table = rough_table(rng, context=float(rng.choice([300, 900, 3000])))
+    promise = Promise.full(
+        length=law.workload.output.quantile(0.99), error=float(rng.uniform(0, 0.1))
+    )
+    capacity = float(rng.choice([200, 1000, 1e9], p=[0.1, 0.4, 0.5]))
+    costs, prompts = costs_of(table), prompt_moments(law.workload)
+    if strategy == "RRA":
+        return RraSpace(RraModel(costs, law, prompts), promise, capacity)
+    model = CraModel(costs, law, prompts)
+    model.queues = queues(index)  # solved once for all tests
+    return CraSpace(model, promise, capacity)
+
+
+def some_bound(space: RraSpace | CraSpace, seed: int) -> float:
+    """A latency bound that usually binds: the promise of a random schedule, or a little more."""
+    rng = np.random.default_rng((seed, 1))
+    points = [p for p in space.whole.points() if space.blocked(p) is None]
+    if not points:
+        return 1.0
+    promised = space.promised_s(points[int(rng.integers(len(points)))])
+    return promised * float(rng.choice([1.0, 1.01, 1.3, 0.5]))
