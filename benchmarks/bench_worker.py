@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from points import write_random_llama
-
 from exegpt_cli.cache import Cache
 from exegpt_cli.model_source import resolve
 from exegpt_cli.output import progress, say
@@ -19,6 +17,7 @@ from exegpt_planner.model_spec import ModelSpec, read_model_spec
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.workload import Workload
+from points import write_random_llama
 
 DEMO = "demo://smollm2-135m-instruct"
 DTYPE = "bfloat16"

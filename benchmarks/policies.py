@@ -24,12 +24,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_worker import DTYPE, Profiled, profiled
-from points import BOUND_SHARES, between, reach, workload
 from rich.console import Console
 from rich.table import Table
-from saturate import Measured, Served, Until, measure, run
 
+from bench_worker import DTYPE, Profiled, profiled
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
@@ -39,6 +37,8 @@ from exegpt_planner.simulator import simulate
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import space_of
 from exegpt_planner.workload import Workload
+from points import BOUND_SHARES, between, reach, workload
+from saturate import Measured, Served, Until, measure, run
 
 KV_BUDGET_BYTES = 2 << 30
 TIE = 0.05  # differences below it are ties on a shared CPU

@@ -22,16 +22,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_worker import DTYPE, Profiled, profiled
-from points import BOUND_SHARES, STRATEGIES, between, reach, workload
 from rich.console import Console
 from rich.table import Table
-from saturate import Measured, Served, Until, measure, run
 from scipy.stats import beta
 
+from bench_worker import DTYPE, Profiled, profiled
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.workload import Workload
+from points import BOUND_SHARES, STRATEGIES, between, reach, workload
+from saturate import Measured, Served, Until, measure, run
 
 KV_BUDGET_BYTES = 2 << 30  # far above what these pools need
 
