@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 START_S = 120.0  # a worker loads torch first, slowly from a cold disk
 GRANULE_TOKENS = 64  # an extent's rounding in the worker's KV arena, for each query
-_TURNS = 60  # medians settle to a few percent
+_TURNS = 30  # the median of so many settles to some percent of a fraction of a millisecond
 _PROMPT_TOKENS = 4
 
 

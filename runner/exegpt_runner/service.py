@@ -62,6 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> pb.ConfigureReply:
         with _errors_as_status(context):
             _check_supported(request)
+        self._check_addressee(request, context)
         self._claim(request, context)
         with self._engine_free, _errors_as_status(context):
             if request.epoch < self._newest_epoch:
@@ -134,6 +135,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._end_user = None
             self._engine_free.release()
 
+    def _check_addressee(self, request: pb.ConfigureRequest, context: grpc.ServicerContext) -> None:
+        """Refuses what was meant for an earlier process at this address; describing again helps."""
+        meant = request.peers[0].incarnation if request.peers else self._incarnation
+        if meant != self._incarnation:
+            problem = f"incarnation {meant} is gone; this worker is {self._incarnation}"
+            context.abort(grpc.StatusCode.ABORTED, problem)
+
     def _claim(self, request: pb.ConfigureRequest, context: grpc.ServicerContext) -> None:
         """Makes this epoch the newest and ends the engine's user; older epochs are refused."""
         with self._state:
@@ -157,7 +165,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._loaded = None
             self._loaded = load(request)
         check_memory(self._loaded, request.kv_tokens)
-        self._engine = Engine(self._loaded.model, round_up(request.kv_tokens))
+        try:
+            self._engine = Engine(self._loaded.model, round_up(request.kv_tokens))
+        except RuntimeError as error:  # torch has no narrower class on a CPU
+            problem = f"no memory for {request.kv_tokens} KV tokens: {error}. Lower kv_tokens."
+            raise OutOfMemory(problem) from error
         self._configured = request
 
     def _reply(self) -> pb.ConfigureReply:

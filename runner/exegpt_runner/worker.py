@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(listen: str, threads: int) -> int:
+    """Serves until a signal ends the process; returns only when it could not start."""
     import grpc  # after the environment is set: these load torch
     import torch
 
@@ -63,7 +64,7 @@ def _serve(listen: str, threads: int) -> int:
     stop.wait()
     service.end_user()
     server.stop(grace=1).wait()
-    return 0
+    os._exit(0)  # a thread that still loads weights or computes would hold up an orderly exit
 
 
 def _fail(problem: str) -> int:

@@ -94,6 +94,16 @@ def test_another_arena_for_the_same_model_does_not_read_it_again(
     assert code is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_what_was_meant_for_an_earlier_process_is_refused_so_that_one_asks_again(
+    configure: Configure, worker: WorkerProcess
+) -> None:
+    incarnation = worker.stub.Describe(pb.DescribeRequest()).incarnation
+    assert configure(peers=[pb.Peer(address=worker.address, incarnation=incarnation)]).epoch
+    code, text = _refusal(configure, peers=[pb.Peer(incarnation=incarnation ^ 1)])
+    assert code is grpc.StatusCode.ABORTED
+    assert "is gone" in text
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "text"),
     [
