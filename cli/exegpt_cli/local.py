@@ -19,16 +19,14 @@ from exegpt_cli.output import progress
 from exegpt_cli.placement import Placement, leave_to_worker, this_machine
 from exegpt_cli.profiling import ProfileTarget, cached_table, local_key
 from exegpt_cli.profiling import profile as measure
+from exegpt_cli.simulated import Simulated
 from exegpt_cli.supervisor import Supervisor, worker_command
 from exegpt_cli.wanted import Wanted
-from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.workload import Workload
 from exegpt_runner import identity
 
@@ -155,7 +153,7 @@ def plan_on_profile(
             if growth == GROWTHS[-1]:
                 raise
             continue
-        if edge_of(plan, wanted, table) < NEAR_EDGE:
+        if Simulated(plan, table, wanted.workload).edge < NEAR_EDGE:
             break
     return table, plan
 
@@ -170,16 +168,6 @@ def _plan(wanted: Wanted, table: ProfileTable, budget: MemoryBudget) -> Plan:
             memory=budget,
             strategies=wanted.strategies,
         )
-
-
-def edge_of(plan: Plan, wanted: Wanted, table: ProfileTable) -> float:
-    """How far the plan's schedule reaches into the profile; 1 is its end."""
-    schedule = plan.schedule
-    model = model_of(schedule.strategy, table, CompletionLaw(wanted.workload))
-    promise = Promise.of_mean(length=plan.length_tokens)
-    space = space_of(model, promise, plan.kv_tokens_capacity)
-    first, second = (int(getattr(schedule, axis)) for axis in space.axes)
-    return space.edge((first, second))
 
 
 def memory_budget() -> MemoryBudget:

@@ -22,9 +22,9 @@ from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly
 from exegpt_cli.local import Ready, preparing
-from exegpt_cli.normalise import normaliser
 from exegpt_cli.output import say
 from exegpt_cli.own_server import Announcement
+from exegpt_cli.simulated import Simulated
 from exegpt_cli.summary import plan_text
 from exegpt_cli.wanted import Wanted, read_wanted
 from exegpt_gateway.app import build_app
@@ -249,7 +249,7 @@ def promise_of(ready: Ready) -> Promise:
     return Promise(
         bound_s=ready.plan.bound.seconds,
         prediction=ready.plan.prediction,
-        normalise=normaliser(ready),
+        normalise=Simulated(ready.plan, ready.table, ready.wanted.workload).normaliser(),
     )
 
 
