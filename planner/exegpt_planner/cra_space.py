@@ -1,9 +1,10 @@
 """CRA's space, B_D by C from a short list, and what no schedule in a block of it can beat.
 
 Throughput: a query takes the same sums of work in all, whatever the pool: E[I] + E[D] tokens, E[D] decode queries,
-and so on. With a line a + b x below a curve, steps cost a + b E[x] at least (Jensen needs no law), so 1 / X >= sum (a
-/ rate + b work), at the highest rate a pool could have if no prompt waited. Latency: the same lines, not falling, at
-the smallest pool's means. That rates rise with B_D and C is a property of the queue, not of the table; tests hold it.
+and so on. With a line a + b x below a curve, steps cost a + b E[x] at least (Jensen needs no law), so
+1 / X >= sum (a / rate + b work) at the highest rate, that of the shortest stay. Latency: the same lines, where they do
+not fall, at the smallest pool's means. That rate and stay rise with B_D, and the rate with C, is a property of the
+queue, not of the table; tests hold it.
 """
 
 from __future__ import annotations
@@ -99,8 +100,10 @@ class CraSpace:
         if blocked is not None:
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
         model, widest = self.model, self.chunks[block.y2 - 1]
-        chunks_a_query = model.queues.alone(widest)
-        rate = block.x2 / (chunks_a_query + model.law.decode_mean)
+        chunks_a_query = stay = model.queues.alone(widest)
+        if block.y1 == block.y2:  # the queue that the latency bound needs as well
+            stay = model.queues.queue(block.x1, widest).stay
+        rate = block.x2 / (stay + model.law.decode_mean)
         per_query_s = self._fixed_s / rate + _least(self._chunk_lines, rate, chunks_a_query)
         per_query_s += sum(_least(lines, rate, work) for lines, work in self._work)
         latency_s = self._latency(block) * (1 - NUMERICAL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from planner.builders import bell, correlated, independent, rough_table
 
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.cra_space import CraSpace
@@ -16,6 +15,7 @@ from exegpt_planner.simulator.encode_queue import QueueFamily
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.workload import Workload
+from planner.builders import bell, correlated, independent, rough_table
 
 NUM_WORKLOADS = 4
 

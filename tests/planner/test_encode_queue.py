@@ -1,14 +1,14 @@
-"""CRA's encode queue against plain iteration of its recursion, and the monotony that the search's latency bound stands on."""
+"""CRA's encode queue against plain iteration of its recursion, and the monotony the search's latency bound needs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from planner.builders import bell, independent
 
 from exegpt_planner.lengths import point
 from exegpt_planner.simulator.encode_queue import QueueFamily
 from exegpt_planner.workload import Workload
+from planner.builders import bell, independent
 
 LONG = independent(bell(40, 15, 80), bell(30, 12, 60))
 SHORT = independent(bell(32, 17, 64), bell(5, 2, 12))
@@ -64,19 +64,15 @@ def test_prompts_of_one_length_are_no_special_case(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("workload", [LONG, SHORT])
-def test_rate_rises_with_pool_and_chunk(workload: Workload) -> None:
+def test_rate_and_stay_rise_with_the_pool_and_the_rate_with_the_chunk(workload: Workload) -> None:
     family = QueueFamily(workload)
     need = workload.input.mean / workload.output.mean
-    rates = np.array(
-        [
-            [
-                pool * family.queue(pool, chunk).completions
-                if chunk >= 1.1 * pool * need
-                else np.nan
-                for chunk in (64, 128, 512)
-            ]
-            for pool in (1, 2, 3, 5, 8)
-        ]
-    )
-    for steps in (np.diff(rates, axis=0), np.diff(rates, axis=1)):
-        assert np.all(steps[~np.isnan(steps)] >= -1e-7)
+    pools, chunks = (1, 2, 3, 5, 8), (64, 128, 512)
+    rates, stays = np.full((5, 3), np.nan), np.full((5, 3), np.nan)
+    for i, pool in enumerate(pools):
+        for j, chunk in enumerate(chunks):
+            if chunk >= 1.1 * pool * need:
+                queue = family.queue(pool, chunk)
+                rates[i, j], stays[i, j] = pool * queue.completions, queue.stay
+    for steps in (np.diff(rates, axis=0), np.diff(rates, axis=1), np.diff(stays, axis=0)):
+        assert np.all(steps[~np.isnan(steps)] >= -1e-6)

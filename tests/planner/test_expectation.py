@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner.builders import KINDS, Floats, line, rough_curve
 
 from exegpt_planner.expectation import Hinges, add, on_counts
 from exegpt_planner.profile_table import Curve
+from planner.builders import KINDS, Floats, line, rough_curve
 
 
 def curve_of(seed: int) -> Hinges:

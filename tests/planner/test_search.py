@@ -1,17 +1,16 @@
-"""Branch and bound against every schedule, one by one, on rough random tables; and each block's bounds against its points."""
+"""Branch and bound against every schedule, one by one, on rough random tables; block bounds against their points."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from planner.spaces import random_space, some_bound
 
 from exegpt_planner.certificate import certify, check
 from exegpt_planner.cra_space import CraSpace
 from exegpt_planner.exhaustive import best_of_all
 from exegpt_planner.rra_space import RraSpace
 from exegpt_planner.search import Block, fastest, search
-
+from planner.spaces import random_space, some_bound
 
 
 def cases(*, fast: dict[str, int], last: int = 400) -> list[object]:
@@ -30,7 +29,7 @@ def random_block(space: RraSpace | CraSpace, rng: np.random.Generator) -> Block:
     return Block(int(x[0]), int(x[1]), int(y[0]), int(y[1]))
 
 
-@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 40, "CRA": 20}))
+@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 40, "CRA": 12}))
 def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:
@@ -43,7 +42,7 @@ def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> 
     assert check(certificate, space, best=throughput, bound_s=bound_s) == []
 
 
-@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 20, "CRA": 10}))
+@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 12, "CRA": 8}))
 def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:
@@ -61,7 +60,7 @@ def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> No
 
 
 @pytest.mark.parametrize("strategy", ["RRA", "CRA"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_fastest_is_the_least_promise_of_all(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:

@@ -20,8 +20,8 @@ from exegpt_planner.workload import Workload
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
 
-TAIL = 20  # the grid reaches this many decay lengths: e**-20 of the law is left out
-FINEST = 4096  # grid points beyond which tokens are lumped,
+TAIL = 16  # the grid reaches this many decay lengths: e**-16 of the law is left out
+FINEST = 2048  # grid points beyond which tokens are lumped,
 COARSEST = 16  # but C keeps this many
 
 
@@ -79,7 +79,7 @@ class QueueFamily:
         if least < most * (1 - 1e-9):
             rho = float(
                 brentq(
-                    lambda rho: rho - rate_after(rho), least * (1 - 1e-9), most, xtol=1e-8 * most
+                    lambda rho: rho - rate_after(rho), least * (1 - 1e-9), most, xtol=1e-7 * most
                 )
             )
         beside, whole = grid.walk(pool - 1, rho), grid.walk(pool, rho)
@@ -154,7 +154,8 @@ class Walk:
         base = 1 - rest
         self.arriving_hat: Complexes = base**slots
         self.waiting_hat = self._waiting(slots * rho * grid.mean)
-        # a prompt comes uniformly among those of its iteration: the mean of (1 - theta rest)**slots over theta in [0, 1]
+        # a prompt's place among those of its iteration is uniform: the mean of
+        # (1 - theta rest)**slots over theta in [0, 1]
         ahead = np.ones_like(base)
         some = np.abs(rest) > 1e-12
         ahead[some] = (1 - base[some] ** (slots + 1)) / ((slots + 1) * rest[some])
