@@ -13,13 +13,18 @@ from exegpt_runner.models.llama import load
 from tiny_models import write_model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Spinning threads on shared cores made these tests ten times as slow."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def oracle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Oracle]:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers is half typed
-    torch.set_num_threads(1)
     known: dict[str, Oracle] = {}
 
     def build(variant: str) -> Oracle:
