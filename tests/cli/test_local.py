@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.manifests import SMALL
+from cli.tables import table_up_to
 from exegpt_cli.local import FIRST_QUERIES, coverage_for, memory_budget, plan_on_profile
 from exegpt_cli.wanted import Wanted
 from exegpt_planner.errors import InfeasibleBound
@@ -13,13 +14,7 @@ from exegpt_planner.manifest import Deployment
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.plan import Bound
 from exegpt_planner.profile_design import Coverage
-from exegpt_planner.profile_table import (
-    Curve,
-    LayerCurves,
-    OutsideCurves,
-    ProfileKey,
-    ProfileTable,
-)
+from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.workload import Workload
 
 CHAT = Workload.independent(
@@ -43,38 +38,6 @@ MODEL = ModelSpec(
     bos_token=1,
     end_tokens=(2,),
 )
-
-
-def line(reach: float, start_s: float, slope_s: float) -> Curve:
-    return Curve(x=(0.0, 1.0, reach), seconds=(0.0, start_s, start_s + slope_s * (reach - 1)))
-
-
-def table_up_to(coverage: Coverage) -> ProfileTable:
-    """Times that grow with everything, known up to `coverage`."""
-    reach = coverage.largest
-    return ProfileTable(
-        source="measured",
-        key=ProfileKey(
-            model_fingerprint="x", device="cpu: test", dtype="float32", threads=1, versions={}
-        ),
-        num_layers=4,
-        layer=LayerCurves(
-            tokens=line(reach.tokens, 5e-4, 1e-5),
-            decode_queries=line(reach.decode_queries, 1e-5, 1e-5),
-            decode_context=line(reach.decode_context, 1e-8, 1e-8),
-            encode_chunks=line(reach.encode_chunks, 1e-5, 1e-5),
-            encode_pairs=line(reach.encode_pairs, 1e-9, 1e-9),
-        ),
-        outside=OutsideCurves(
-            tokens=line(reach.tokens, 1e-6, 1e-6), sampled=line(reach.sampled, 1e-4, 1e-5)
-        ),
-        step_overhead_s=1e-4,
-        dispatch_s=1e-4,
-        error_p95=0.05,
-        kernel_s=0.006,
-        num_samples=100,
-        spread=0.01,
-    )
 
 
 def wanted(bound_s: float, workload: Workload = CHAT) -> Wanted:

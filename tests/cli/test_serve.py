@@ -18,6 +18,8 @@ import pytest
 
 from cli.manifests import write_manifest
 from cli.small_model import write_small_model
+from cli.tables import store_table
+from exegpt_cli.cache import Cache
 from exegpt_cli.own_server import Announcement
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -47,8 +49,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")  # one profile for all
+def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    store_table(Cache(folder), model, "float32")
+    return folder
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[[], Ser
     started: list[subprocess.Popen[bytes]] = []
 
     def launch() -> Server:
-        file = write_manifest(tmp_path, model, model__dtype="float32")
+        file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=1.0)
         reading, writing = os.pipe()
         command = [sys.executable, "-m", "exegpt_cli.main", "serve", "-f", str(file), "--port", "0"]
         process = subprocess.Popen(

@@ -1,0 +1,62 @@
+"""Profile tables made up, and put where a measured one would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exegpt_cli.cache import Cache
+from exegpt_cli.placement import this_machine
+from exegpt_cli.profiling import _digest, local_key
+from exegpt_planner.model_spec import read_model_spec
+from exegpt_planner.profile_design import Coverage
+from exegpt_planner.profile_table import (
+    Curve,
+    LayerCurves,
+    OutsideCurves,
+    ProfileKey,
+    ProfileTable,
+)
+
+KEY = ProfileKey(model_fingerprint="x", device="cpu: test", dtype="float32", threads=1, versions={})
+LARGE = Coverage(
+    decode_queries=1024, context=512, encode_tokens=16384, encode_chunks=512, kv_tokens=1 << 17
+)
+
+
+def line(reach: float, start_s: float, slope_s: float) -> Curve:
+    return Curve(x=(0.0, 1.0, reach), seconds=(0.0, start_s, start_s + slope_s * (reach - 1)))
+
+
+def table_up_to(coverage: Coverage, key: ProfileKey = KEY, num_layers: int = 4) -> ProfileTable:
+    """Times that grow with everything, known up to `coverage`."""
+    reach = coverage.largest
+    return ProfileTable(
+        source="measured",
+        key=key,
+        num_layers=num_layers,
+        layer=LayerCurves(
+            tokens=line(reach.tokens, 5e-4, 1e-5),
+            decode_queries=line(reach.decode_queries, 1e-5, 1e-5),
+            decode_context=line(reach.decode_context, 1e-8, 1e-8),
+            encode_chunks=line(reach.encode_chunks, 1e-5, 1e-5),
+            encode_pairs=line(reach.encode_pairs, 1e-9, 1e-9),
+        ),
+        outside=OutsideCurves(
+            tokens=line(reach.tokens, 1e-6, 1e-6), sampled=line(reach.sampled, 1e-4, 1e-5)
+        ),
+        step_overhead_s=1e-4,
+        dispatch_s=1e-4,
+        error_p95=0.05,
+        kernel_s=0.006,
+        num_samples=100,
+        spread=0.01,
+    )
+
+
+def store_table(cache: Cache, model: Path, dtype: str) -> None:
+    """Spares the tests that are not about profiling the time of one."""
+    spec = read_model_spec(model)
+    key = local_key(spec, dtype, this_machine().threads)
+    table = table_up_to(LARGE, key, spec.num_layers)
+    folder = cache.folder("profiles", _digest(key))
+    cache.write(folder / "table.json", table.model_dump_json().encode())
