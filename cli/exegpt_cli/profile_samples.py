@@ -20,7 +20,7 @@ from exegpt_planner.profile_table import StepShape
 from exegpt_planner.strict import StrictModel
 from exegpt_wire import worker_pb2
 
-_NEIGHBOURS = 5  # readings of the kernel in a median: one alone scatters by some percent
+_NEIGHBOURS = 3  # readings of the kernel in a median: before a step, after it, and one more
 
 
 class Timing(StrictModel):
