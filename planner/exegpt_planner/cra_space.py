@@ -9,8 +9,6 @@ queue, not of the table; tests hold it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -89,11 +87,6 @@ class CraSpace:
 
     def promised_s(self, point: Point) -> float:
         return self.promised_for(point, self.promise.length)
-
-    def seeds(self, bound_s: float) -> Iterator[Point]:
-        """None: a schedule takes as long to evaluate as a block to bound, and best first finds good ones soon."""
-        del bound_s
-        return iter(())
 
     def bound(self, block: Block) -> Bounds:
         blocked = self._blocked(block)

@@ -12,7 +12,6 @@ larger one holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,21 +105,6 @@ class RraSpace:
     def promised_for(self, point: Point, length: int) -> float:
         latency = self.model.latency(point[0], point[1], length)
         return self.promise.promised_s(latency.mean_s, latency.sd_s)
-
-    def seeds(self, bound_s: float) -> Iterator[Point]:
-        """For each N_D at which the number of encodes drops, about the largest B_E within the bound."""
-        d = max(1, self.promise.length - 1)
-        for interval in sorted({-(-d // q) for q in range(1, d + 1)}):
-            low, high = 0, self.model.max_batch
-            while low < high:
-                batch = (low + high + 1) // 2
-                point = (batch, interval)
-                if self.blocked(point) is None and self.promised_s(point) <= bound_s:
-                    low = batch
-                else:
-                    high = batch - 1
-            if low:
-                yield low, interval
 
     def bound(self, block: Block) -> Bounds:
         b1, b2, n1, n2 = block.x1, block.x2, block.y1, block.y2

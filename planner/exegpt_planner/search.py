@@ -4,12 +4,13 @@ Best first on a block's upper throughput bound. A block is dropped when nothing 
 what is already found; blocks of a few points are evaluated. The bounds come from the space and need no monotonicity,
 so neither does the result. What was dropped, and why, is kept: the leaves cover the space (certificate.py checks
 them).
+No incumbent is put in at the start (the paper's N_D = ceil(s99 / q) were tried): best first finds one as soon.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -74,7 +75,6 @@ class Space(Protocol):
     def blocked(self, point: Point) -> Blocked | None: ...
     def throughput(self, point: Point) -> float: ...
     def promised_s(self, point: Point) -> float: ...
-    def seeds(self, bound_s: float) -> Iterable[Point]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +158,6 @@ class _Search:
 def search(space: Space, bound_s: float) -> Found:
     """The schedule with the most throughput whose promise keeps `bound_s`."""
     state = _Search(space, bound_s)
-    for seed in space.seeds(bound_s):
-        state.try_point(seed)
     queue: list[tuple[float, Block, Bounds]] = []
 
     def consider(block: Block) -> None:

@@ -152,13 +152,13 @@ class Walk:
         self.grid = grid
         rest = rho * (1 - grid.prompt_hat)
         base = 1 - rest
-        self.arriving_hat: Complexes = base**slots
+        self.arriving_hat = _power(base, slots)
         self.waiting_hat = self._waiting(slots * rho * grid.mean)
         # a prompt's place among those of its iteration is uniform: the mean of
         # (1 - theta rest)**slots over theta in [0, 1]
         ahead = np.ones_like(base)
         some = np.abs(rest) > 1e-12
-        ahead[some] = (1 - base[some] ** (slots + 1)) / ((slots + 1) * rest[some])
+        ahead[some] = (1 - (self.arriving_hat * base)[some]) / ((slots + 1) * rest[some])
         self.ahead_hat = self.waiting_hat * ahead
 
     def _waiting(self, arriving: float) -> Complexes:
@@ -217,6 +217,17 @@ class Walk:
         chunk = self.grid.chunk
         law = self._law(self.waiting_hat * self.arriving_hat)
         return np.append(law[:chunk], law[chunk:].sum())
+
+
+def _power(base: Complexes, n: int) -> Complexes:
+    """`base` ** n by squaring: numpy's complex power takes logarithms and is slow."""
+    power = np.ones_like(base)
+    while n:
+        if n & 1:
+            power = power * base
+        base = base * base
+        n >>= 1
+    return power
 
 
 def _lump(pmf: Floats, unit: int) -> Floats:
