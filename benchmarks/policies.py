@@ -171,7 +171,7 @@ def _plan(ready: Profiled, load: Workload, bound_s: float, strategies: Sequence[
 
 
 def _neighbours(space: Space, best: tuple[int, ...], bound_s: float) -> set[tuple[int, int]]:
-    """Points beside the planner's: other second knobs with the first as large as the bound allows; the first a bit off."""
+    """Points beside the planner's: other second knobs, the first as large as the bound allows; the first a bit off."""
     x, y = best
     whole = space.whole
     found: set[tuple[int, int]] = set()
