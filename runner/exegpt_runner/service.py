@@ -123,9 +123,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             problem = "the worker is in use by another stream; Configure with a newer epoch first"
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         try:
-            if self._engine is None:
+            if self._engine is None or self._configured is None:
                 problem = "the worker holds no model; Configure it first"
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+            if self._configured.epoch != self._newest_epoch:  # Configure waits for the engine
+                context.abort(grpc.StatusCode.ABORTED, "a newer epoch is being configured")
             with self._state:
                 self._end_user = end
             context.add_callback(end)
