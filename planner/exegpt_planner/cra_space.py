@@ -134,10 +134,8 @@ class CraSpace:
         step_s = self._fixed_s + sum(
             float(np.max(a + b * mean)) for (a, b), mean in zip(self._floors, means, strict=True)
         )
-        decode_s = (length - 1) * step_s - model.costs.dispatch_s
-        if model.own_input(length)[0] < model.prompts.tokens * (1 - NUMERICAL):
-            return decode_s  # a shorter prompt than others': its encode may cost next to nothing
-        return decode_s + model.queues.alone(self.chunks[block.y2 - 1]) * self._fixed_s
+        one_encode_step_s = self._fixed_s
+        return one_encode_step_s + (length - 1) * step_s - model.costs.dispatch_s
 
     def _chunk(self, point: Point) -> int:
         return self.chunks[point[1] - 1]

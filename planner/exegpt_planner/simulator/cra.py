@@ -112,10 +112,11 @@ class CraModel:
         encode_s, _ = self._own_times(pool, chunk, length)
         var = self.own_input(length)[1]
         token_s = work.per_prompt_token
-        step_s = max(encode_s - token_s * self.prompts.tokens, 0.0) / queue.span
-        covariance = min(var / chunk, float(np.sqrt(var * queue.span_var)))
+        span, span_var = self._own_span(queue, chunk, length)
+        step_s = max(encode_s - token_s * self.own_input(length)[0], 0.0) / span
+        covariance = min(var / chunk, float(np.sqrt(var * span_var)))
         slope = token_s + (length - 1) * work.per_context
-        return step_s**2 * queue.span_var + 2 * step_s * slope * covariance + slope**2 * var
+        return step_s**2 * span_var + 2 * step_s * slope * covariance + slope**2 * var
 
     def kv_need(self, pool: int, chunk: int) -> float:
         """KV tokens to hold ready: as if no prompt waited, or all slots held new prompts, where that is more."""
@@ -235,8 +236,13 @@ class CraModel:
         saturated = float(encoding.tokens_law[-1])
         token, pair = self._encode_slopes(encoding)
         unsaturated = max(token, 0.0) + max(pair, 0.0) * self.prompts.pairs_per_token
-        slope = saturated * encode_step_s / chunk + (1 - saturated) * unsaturated
-        encode_s = queue.span * encode_step_s + slope * (own_input - self.prompts.tokens)
+        span, _ = self._own_span(queue, chunk, length)
+        # Tokens beyond others' are in its number of chunks as far as these are full, else in their size.
+        excess = own_input - self.prompts.tokens * span / queue.span
+        encode_s = max(
+            span * encode_step_s + (1 - saturated) * unsaturated * excess,
+            self.costs.mixed_fixed_s + self.costs.dispatch_s,  # at least one step
+        )
         ages = (np.arange(AGES) + 0.5) / AGES * (length - 1) + 0.5
         decoding = replace(
             self._step(pool - 1, queue, queue.step_tokens_beside),
@@ -244,6 +250,19 @@ class CraModel:
             own_context=own_input + ages,
         )
         return encode_s, self._step_s(decoding) + self.costs.dispatch_s
+
+    def _own_span(self, queue: EncodeQueue, chunk: int, length: int) -> tuple[float, float]:
+        """(mean, variance) of the number of chunks of the prompt of an answer of `length` tokens."""
+        mean, var = self.own_input(length)
+        prompts = self.prompts
+        if np.allclose((mean, var), (prompts.tokens, prompts.tokens_var), rtol=1e-6):
+            return queue.span, queue.span_var
+        two = mean + np.array([-1.0, 1.0]) * np.sqrt(var)  # a law of the same mean and variance
+        begin = np.arange(len(queue.offset))[:, None] * queue.unit_tokens
+        chunks = np.maximum(np.ceil((begin + two) / chunk - 1e-9), 1.0)
+        first, second = chunks.mean(axis=1), (chunks**2).mean(axis=1)
+        span = float(first @ queue.offset)
+        return span, max(float(second @ queue.offset) - span**2, 0.0)
 
     def _chunks(self, step: StepLaw) -> Floats:
         return np.where(step.tokens > 0, step.chunks_extra, 0.0) + step.tokens / self.prompts.tokens

@@ -34,6 +34,7 @@ class EncodeQueue:
     span: float  # E[e']: of them, those in which it is encoded: its number of chunks
     span_var: float
     unit_tokens: int  # of the laws' grid
+    offset: Floats  # law of where in a step's C tokens a prompt begins
     step_tokens: Floats  # law of the tokens encoded in a step
     step_tokens_beside: (
         Floats  # the same in a step of one slot fewer: what a decoding query sees beside itself
@@ -90,6 +91,7 @@ class QueueFamily:
             span=span,
             span_var=span_var,
             unit_tokens=grid.unit,
+            offset=beside.offset(),
             step_tokens=whole.step_tokens(),
             step_tokens_beside=beside.step_tokens(),
         )
@@ -197,13 +199,16 @@ class Walk:
         tail = np.append(np.cumsum(law[::-1])[::-1][1:], 0.0)  # P(> k)
         return float(max(1.0, tail[:: self.grid.chunk].sum()))
 
-    def span(self) -> tuple[float, float]:
-        """(mean, variance) of the number of chunks of a prompt, from where in a step it begins."""
-        chunk, prompts = self.grid.chunk, self.grid.prompts
-        law = self._law(self.ahead_hat)
+    def offset(self) -> Floats:
+        """Law of where in a step's C tokens a prompt begins, in units."""
+        chunk, law = self.grid.chunk, self._law(self.ahead_hat)
         padded = np.zeros(-(-len(law) // chunk) * chunk)
         padded[: len(law)] = law
-        offset = padded.reshape(-1, chunk).sum(axis=0)
+        return np.asarray(padded.reshape(-1, chunk).sum(axis=0))
+
+    def span(self) -> tuple[float, float]:
+        """(mean, variance) of the number of chunks of a prompt, from where in a step it begins."""
+        chunk, prompts, offset = self.grid.chunk, self.grid.prompts, self.offset()
         tail = np.append(np.cumsum(prompts[::-1])[::-1][1:], 0.0)  # P(I > k)
         most = -(-(len(prompts) + chunk) // chunk)
         at = np.arange(1, most + 1)[:, None] * chunk - np.arange(chunk)[None, :]
