@@ -13,13 +13,13 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from exegpt_planner.errors import Unavailable
 
 _PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(listen: str, threads: int) -> int:
     """Serves until a signal ends the process; returns only when it could not start."""
+    # Blocked in this thread and those it starts, so that none of them takes a signal that sigwait waits for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     import grpc  # after the environment is set: these load torch
     import torch
 
@@ -50,9 +52,6 @@ def _serve(listen: str, threads: int) -> int:
 
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     service = WorkerService(threads=threads)
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=list(GRPC_OPTIONS))
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -61,7 +60,7 @@ def _serve(listen: str, threads: int) -> int:
     except RuntimeError as error:
         return _fail(f"cannot listen on {listen}: {error}. Choose another address.")
     server.start()
-    stop.wait()
+    signal.sigwait(_ENDING)
     service.end_user()
     server.stop(grace=1).wait()
     os._exit(0)  # a thread that still loads weights or computes would hold up an orderly exit
