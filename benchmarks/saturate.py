@@ -233,7 +233,7 @@ def measure(
     if isinstance(schedule, StaticSchedule):  # whole batches only
         first = next(i for i in range(first, len(log)) if log[i].shape.encode_chunks)
     last = _last_whole(log, schedule)
-    gaps = _gaps(start, wall, kernel)
+    gaps = _gaps(start + wall - np.array([each.between_s for each in log]), wall, kernel)
     clocks = {"raw": wall, "normalised": cpu * kernel_s / kernel}
     decoding = np.array([each.shape.decode_queries for each in log[first:last]])
     s99 = workload.s99
@@ -278,11 +278,11 @@ def _last_whole(log: tuple, schedule: AnySchedule) -> int:
     return max(i for i, each in enumerate(log) if each.shape.encode_chunks)
 
 
-def _gaps(start: Floats, wall: Floats, kernel: Floats) -> Floats:
+def _gaps(end: Floats, wall: Floats, kernel: Floats) -> Floats:
     """Seconds the worker waited before each iteration; a calibration run in between is taken out."""
-    gaps = np.zeros_like(start)
-    gaps[1:] = start[1:] - (start[:-1] + wall[:-1])
-    fresh = np.zeros(len(start), dtype=bool)
+    gaps = np.zeros_like(end)
+    gaps[1:] = end[1:] - end[:-1] - wall[1:]
+    fresh = np.zeros(len(end), dtype=bool)
     fresh[1:] = kernel[1:] != kernel[:-1]
     return np.maximum(gaps - np.where(fresh, kernel, 0.0), 0.0)
 

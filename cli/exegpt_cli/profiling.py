@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from exegpt_cli.cache import Cache
-from exegpt_cli.profile_client import Overheads, ProfileClient, connected
+from exegpt_cli.profile_client import ProfileClient, connected
+from exegpt_cli.profile_overheads import Overheads, overheads
 from exegpt_cli.profile_samples import (
     MeasuredStep,
     Timing,
@@ -156,11 +157,11 @@ class _Run:
         self.progress(0, NUM_STEPS, "loading the model")
         coverage = covered.coverage
         self._keep(self.place.covered, covered)
-        await self.client.configure(target.model_dir, target.dtype, coverage, epoch)
+        served = await self.client.configure(target.model_dir, target.dtype, coverage, epoch)
         steps = await self._measure_steps(covered)
         self.progress(NUM_STEPS, NUM_STEPS, "timing messages")
-        overheads = await self.client.overheads(min(32, coverage.decode_queries))
-        table = _table(self.key, target.spec.num_layers, steps, coverage.largest, overheads)
+        beside = await overheads(self.client.address, served, min(32, coverage.decode_queries))
+        table = _table(self.key, target.spec.num_layers, steps, coverage.largest, beside)
         self._keep(self.place.table, table)
         finished = (*covered.finished, coverage)
         self._keep(self.place.covered, covered.model_copy(update={"finished": finished}))
@@ -231,7 +232,7 @@ def _table(
     num_layers: int,
     steps: Sequence[MeasuredStep],
     largest: StepShape,
-    overheads: Overheads,
+    beside: Overheads,
 ) -> ProfileTable:
     """The fitted table with its error on the held-out steps."""
     used = samples(steps, threads=key.threads)
@@ -244,7 +245,7 @@ def _table(
         layer=fitted.layer,
         outside=fitted.outside,
         step_overhead_s=fitted.step_overhead_s,
-        dispatch_s=overheads.dispatch_s,
+        dispatch_s=beside.dispatch_s,
         error_p95=0.0,
         kernel_s=typical_kernel_s(steps),
         num_samples=len(used),
@@ -257,9 +258,9 @@ def _table(
         update={
             "error_p95": float(np.quantile(np.abs(errors), 0.95)),
             "outside": fitted.outside.model_copy(
-                update={"sampled": _steeper(fitted.outside.sampled, overheads.sampled_s)}
+                update={"sampled": _steeper(fitted.outside.sampled, beside.sampled_s)}
             ),
-            "step_overhead_s": fitted.step_overhead_s + overheads.step_s,
+            "step_overhead_s": fitted.step_overhead_s + beside.step_s,
         }
     )
 

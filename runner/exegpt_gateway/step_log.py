@@ -34,7 +34,7 @@ class IterationRecord:
     wall_s: float
     cpu_s: float
     kernel_s: float
-    start_s: float  # the worker's monotonic clock
+    start_s: float  # the worker's monotonic clock when the engine began
     between_s: float  # of wall_s, outside the engine
     active: int  # queries that hold KV after it
     kv_tokens: int
