@@ -20,7 +20,7 @@ from exegpt_planner.lengths import truncated_normal
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.search import fastest, search
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import space_of
+from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.workload import Workload
 
 STRATEGIES = ("RRA", "CRA")
@@ -55,7 +55,7 @@ def reach(table: ProfileTable, load: Workload, kv_capacity: float) -> tuple[floa
     promise = Promise.full(length=load.s99, error=table.error_p95)
     fastest_s, unbounded_s = [], []
     for name in STRATEGIES:
-        space = space_of(name, table, law, promise, kv_capacity)
+        space = space_of(model_of(name, table, law), promise, kv_capacity)
         quickest, best = fastest(space), search(space, UNBOUNDED_S).best
         if quickest is None or best is None:
             raise IncompleteProfile(f"{name} has no schedule that the profile covers")

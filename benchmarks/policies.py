@@ -32,12 +32,12 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.schedule import AnySchedule, OrcaSchedule, Schedule, StaticSchedule
-from exegpt_planner.search import Space
+from exegpt_planner.search import Space, search
 from exegpt_planner.simulator import simulate
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import space_of
+from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.workload import Workload
-from points import BOUND_SHARES, between, reach, workload
+from points import BOUND_SHARES, STRATEGIES, between, reach, workload
 from saturate import Measured, Served, Until, measure, run
 
 KV_BUDGET_BYTES = 2 << 30
@@ -132,22 +132,22 @@ def measure_point(
 def propose(ready: Profiled, load: Workload, bound_s: float) -> Iterator[Candidate]:
     """The candidates of every policy under the bound."""
     capacity = kv_budget(ready)
-    plans = {name: _plan(ready, load, bound_s, [name]) for name in ("RRA", "CRA")}
-    choice = _plan(ready, load, bound_s, ["RRA", "CRA"]).schedule
+    choice = _plan(ready, load, bound_s, STRATEGIES).schedule
     law = CompletionLaw(load)
     promise = Promise.full(length=load.s99, error=ready.table.error_p95)
-    for name, plan in plans.items():
-        space = space_of(name, ready.table, law, promise, capacity)
-        best = plan.schedule
-        points = {tuple(best.model_dump(exclude={"strategy"}).values())}
-        points |= _neighbours(space, next(iter(points)), bound_s)
+    for name in STRATEGIES:
+        space = space_of(model_of(name, ready.table, law), promise, capacity)
+        best = search(space, bound_s).best
+        if best is None:
+            continue
+        points = {best.point} | _neighbours(space, best.point, bound_s)
         for point in sorted(points):
             schedule: Schedule = space.schedule(point)
             predicted = simulate(schedule, ready.table, load).tokens_per_s
             yield Candidate(
                 policy=name, schedule=schedule, predicted=predicted, is_choice=schedule == choice
             )
-    pool = plans["CRA"].schedule.model_dump()["pool"]
+    pool = _plan(ready, load, bound_s, ["CRA"]).schedule.model_dump()["pool"]
     sizes = sorted({max(1, round(pool * factor)) for factor in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)})
     for size in sizes:
         yield Candidate(policy="ORCA", schedule=OrcaSchedule(pool=size))

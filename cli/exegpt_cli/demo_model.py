@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt_cli.cache import Cache
+from exegpt_cli.cache import VARIABLE, Cache
 from exegpt_planner.errors import InvalidSpec, Unavailable
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def shipped_gguf() -> Path:
 def convert(source: Path, folder: Path) -> None:
     """Writes the model in `source` to `folder`: configuration, weights in bf16, tokenizer."""
     from gguf import GGUFReader
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     reader = GGUFReader(source)
@@ -83,7 +84,13 @@ def convert(source: Path, folder: Path) -> None:
         problem = f"architecture {fields.get('general.architecture')!r}; only llama is converted"
         raise InvalidSpec(str(source), [problem])
     config = _config(fields)
-    save_file(_weights(reader, config), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    try:
+        save_file(_weights(reader, config), weights, metadata={"format": "pt"})
+    except SafetensorError as error:  # its way to say that the disk is full
+        raise Unavailable(
+            f"cannot write {weights}: {error}. Free space on this disk, or set {VARIABLE} to a folder elsewhere."
+        ) from None
     _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json",

@@ -104,7 +104,9 @@ def profile(file: File, output: Output = Format.TEXT) -> None:
 def serve(  # noqa: PLR0913 - a command's options
     file: File,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0: a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")
+    ] = 8000,
     strategy: Strategy = None,
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Queries that may wait before new ones get 503.")

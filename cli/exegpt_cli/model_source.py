@@ -46,6 +46,15 @@ def resolve(
 
 def _existing_folder(text: str) -> Path:
     folder = Path(text).expanduser().resolve()
+    try:
+        next(folder.iterdir(), None)  # finds out whether it may be entered and listed
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # said below
+    except OSError as error:
+        raise Unavailable(
+            f"cannot read the model folder {folder}: {error.strerror}. Grant read permission there, "
+            "or correct model.uri."
+        ) from None
     if not folder.exists():
         raise Unavailable(f"the model folder {folder} does not exist. Correct model.uri.")
     if not folder.is_dir():

@@ -32,11 +32,12 @@ from exegpt_cli.profile_samples import (
     timings,
     typical_kernel_s,
 )
+from exegpt_planner.errors import InvalidSpec, Unavailable
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_design import Coverage, DesignedStep, design
 from exegpt_planner.profile_fit import fit, relative_errors
 from exegpt_planner.profile_table import Curve, ProfileKey, ProfileTable, StepShape
-from exegpt_planner.strict import StrictModel, read_json
+from exegpt_planner.strict import M, StrictModel, read_json
 from exegpt_wire import worker_pb2
 
 Progress = Callable[[int, int, str], None]  # steps done, of how many, what is going on
@@ -104,7 +105,7 @@ def cached_table(key: ProfileKey, coverage: Coverage, cache: Cache) -> ProfileTa
     place = _Place(cache.root / "profiles" / _digest(key))
     if not place.table.exists():
         return None
-    table = read_json(ProfileTable, place.table)
+    table = _read(ProfileTable, place.table)
     return table if table.covers(coverage.largest) else None
 
 
@@ -274,8 +275,16 @@ def _covered(place: _Place, needed: Coverage) -> _Covered:
     """What to cover: what is needed, or what was covered before, doubled until it holds that."""
     if not place.covered.exists():
         return _Covered(coverage=needed)
-    before = read_json(_Covered, place.covered)
+    before = _read(_Covered, place.covered)
     return before.model_copy(update={"coverage": before.coverage.grown(needed)})
+
+
+def _read(model: type[M], path: Path) -> M:
+    try:
+        return read_json(model, path)
+    except InvalidSpec as error:
+        problem = f"{error}. Delete {path.parent}; the profile is measured again."
+        raise Unavailable(problem) from None
 
 
 def _shape_of(message: worker_pb2.Shape) -> StepShape:

@@ -20,7 +20,6 @@ from exegpt_wire import worker_pb2 as pb
 CALIBRATE_EVERY_S = (
     0.05  # before nearly every step: neighbours come and go within a tenth of a second
 )
-_FIRST_ID = 1 << 40  # above the ids that fabricated queries get
 _ENDLESS = Sampling(max_tokens=1 << 62, ignore_eos=True)
 
 
@@ -68,11 +67,12 @@ def _queries(
     shape: pb.MeasuredShape, engine: Engine, generator: torch.Generator
 ) -> list[EncodeChunk]:
     """Makes up the decode queries and the KV before the chunks; returns the chunks."""
-    engine.fabricate(list(shape.decode_contexts))
-    begun = iter(engine.fabricate([s for s in shape.chunk_starts if s], is_encoded=False))
+    decoding = engine.fabricate(list(shape.decode_contexts))
+    encoding = engine.fabricate([s for s in shape.chunk_starts if s], is_encoded=False)
+    begun, first_id = iter(encoding), max([0, *decoding, *encoding]) + 1
     return [
         EncodeChunk(
-            query=next(begun) if start else _FIRST_ID + index,
+            query=next(begun) if start else first_id + index,
             tokens=torch.randint(engine.model.spec.vocab, (num_tokens,), generator=generator),
             start=start,
             is_last=shape.sample_chunks,
