@@ -5,6 +5,7 @@ Nothing else in the command line prints; a rich console is made when it is first
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -96,3 +97,27 @@ def progress(title: str) -> Iterator[Report]:
     with Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Sentence(logging.Formatter):
+    """A log record as a sentence with its values: "worker lost: reason=..., queries_in_flight=3"."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        own = record.__dict__.keys() - _STANDARD
+        values = ", ".join(f"{name}={record.__dict__[name]}" for name in sorted(own))
+        text = super().format(record)
+        return f"{text}: {values}" if values else text
+
+
+_STANDARD = logging.makeLogRecord({}).__dict__.keys() | {"message", "asctime", "taskName"}
+
+
+def log_warnings() -> None:
+    """Show what exegpt's modules log from warnings up on stderr, values included."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Sentence())
+    for package in ("exegpt_gateway", "exegpt_runner", "exegpt_planner"):
+        logger = logging.getLogger(package)
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False

@@ -22,7 +22,7 @@ from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly
 from exegpt_cli.local import Ready, preparing
-from exegpt_cli.output import say
+from exegpt_cli.output import log_warnings, say
 from exegpt_cli.own_server import Announcement
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.summary import plan_text
@@ -63,6 +63,7 @@ def run_serve(file: Path, options: ServeOptions) -> None:
     """Serve until told to end."""
     if options.announce_fd is not None:
         end_with_parent(os.getppid())
+    log_warnings()
     with ending_cleanly():
         check_port(options.host, options.port)
         cache = Cache.of_user()

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from exegpt_cli.output import fail, log_warnings
+from exegpt_planner.errors import InfeasibleBound, InvalidSpec
+
+
+def test_many_problems_are_listed_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    code = fail(InvalidSpec("x.yaml", [f"field{index}: wrong" for index in range(40)]))
+    err = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert err[0] == "error: x.yaml:"
+    assert err[1] == "  - field0: wrong"
+    assert err[-1].strip() == "... and 25 more"
+    assert len(err) < 24
+
+
+def test_an_error_is_its_message_and_brackets_are_no_markup(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fail(InfeasibleBound("no schedule [red]meets[/red] it")) == 4
+    assert capsys.readouterr().err == "error: no schedule [red]meets[/red] it\n"
+
+
+def test_a_warning_is_a_sentence_with_its_values(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("exegpt_gateway")
+    before = list(log.handlers), log.level, log.propagate
+    try:
+        log_warnings()
+        logging.getLogger("exegpt_gateway.conductor").warning(
+            "worker lost", extra={"queries_in_flight": 3}
+        )
+        logging.getLogger("exegpt_gateway.conductor").info("not shown")
+    finally:
+        for name in ("exegpt_gateway", "exegpt_runner", "exegpt_planner"):
+            logging.getLogger(name).handlers.clear()
+            logging.getLogger(name).propagate = True
+        log.handlers, log.propagate = before[0], before[2]
+        log.setLevel(before[1])
+    assert capsys.readouterr().err == "worker lost: queries_in_flight=3\n"
