@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt_cli.profile_samples import smoothed
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.query import QueryStream, SamplingParams
 from exegpt_gateway.step_log import StepLog, Steps, read_step_log
@@ -228,12 +229,13 @@ def measure(
     start = np.array([each.start_s for each in log])
     wall = np.array([each.wall_s for each in log])
     cpu = np.array([each.cpu_s for each in log])
-    kernel = np.array([each.kernel_s or kernel_s for each in log])
+    readings = np.array([each.kernel_s or kernel_s for each in log])
+    kernel = np.array(smoothed(readings.tolist()))  # as in the profile
     first = int(np.searchsorted(start, start[0] + warm_up_s))
     if isinstance(schedule, StaticSchedule):  # whole batches only
         first = next(i for i in range(first, len(log)) if log[i].shape.encode_chunks)
     last = _last_whole(log, schedule)
-    gaps = _gaps(start + wall - np.array([each.between_s for each in log]), wall, kernel)
+    gaps = _gaps(start + wall - np.array([each.between_s for each in log]), wall, readings)
     clocks = {"raw": wall, "normalised": cpu * kernel_s / kernel}
     decoding = np.array([each.shape.decode_queries for each in log[first:last]])
     s99 = workload.s99
@@ -279,12 +281,12 @@ def _last_whole(log: tuple, schedule: AnySchedule) -> int:
 
 
 def _gaps(end: Floats, wall: Floats, kernel: Floats) -> Floats:
-    """Seconds the worker waited before each iteration; a calibration run in between is taken out."""
+    """Seconds the worker waited before each iteration; a calibration (the kernel, twice) is taken out."""
     gaps = np.zeros_like(end)
     gaps[1:] = end[1:] - end[:-1] - wall[1:]
     fresh = np.zeros(len(end), dtype=bool)
     fresh[1:] = kernel[1:] != kernel[:-1]
-    return np.maximum(gaps - np.where(fresh, kernel, 0.0), 0.0)
+    return np.maximum(gaps - np.where(fresh, 2 * kernel, 0.0), 0.0)
 
 
 def _clocked(  # noqa: PLR0913 - one table of a run, its columns named
