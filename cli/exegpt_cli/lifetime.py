@@ -1,9 +1,10 @@
-"""Ends this process in good order: signals become exceptions, and a child may ask to end with its parent."""
+"""A process's life: signals become exceptions, a child ends with its parent, a server may hold many streams."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ def ending_cleanly() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def open_many_files() -> None:
+    """Raise this process's limit of open files to what it may have: every stream is a socket."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def end_with_parent(parent: int) -> None:

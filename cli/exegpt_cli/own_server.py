@@ -15,11 +15,13 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from exegpt_cli.lifetime import open_many_files
 from exegpt_cli.placement import leave_to_worker, this_machine
 from exegpt_planner.plan import Plan
 from exegpt_planner.strict import StrictModel, parse
 
 END_S = 30.0  # what a server without running answers gets to end; it needs about one second
+MOST_WAITING = 1_000_000  # a saturated load must wait, not be refused
 NICENESS = 5  # of the load generator, beside a gateway at 0
 
 
@@ -50,6 +52,7 @@ class OwnServer:
 
     def __init__(self, file: Path, *, probes: float, strategy: str | None = None) -> None:
         self._options = ["-f", str(file), "--port", "0", "--probes", str(probes)]
+        self._options += ["--max-waiting", str(MOST_WAITING)]
         if strategy is not None:
             self._options += ["--strategy", strategy]
         self._placement = this_machine()  # before this process leaves the worker's cores
@@ -78,6 +81,7 @@ class OwnServer:
             self._end_at_once()
             raise
         leave_to_worker(self._placement)
+        open_many_files()
         os.nice(NICENESS)
         return parse(Announcement, json.loads(line), source="exegpt serve")
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from exegpt_cli import live
 from exegpt_cli.cache import Cache
-from exegpt_cli.lifetime import end_with_parent, ending_cleanly
+from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
 from exegpt_cli.local import Ready, preparing
 from exegpt_cli.output import log_warnings, say
 from exegpt_cli.own_server import Announcement
@@ -64,6 +64,7 @@ def run_serve(file: Path, options: ServeOptions) -> None:
     if options.announce_fd is not None:
         end_with_parent(os.getppid())
     log_warnings()
+    open_many_files()
     with ending_cleanly():
         check_port(options.host, options.port)
         cache = Cache.of_user()

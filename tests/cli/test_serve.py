@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 from cli.manifests import write_manifest
 from cli.small_model import write_small_model
 from cli.tables import store_table
+from exegpt_cli.bench.report import BenchReport
 from exegpt_cli.cache import Cache
 from exegpt_cli.own_server import Announcement
 
@@ -61,7 +63,7 @@ def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[[], Ser
     started: list[subprocess.Popen[bytes]] = []
 
     def launch() -> Server:
-        file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=1.0)
+        file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=0.15)
         reading, writing = os.pipe()
         command = [sys.executable, "-m", "exegpt_cli.main", "serve", "-f", str(file), "--port", "0"]
         process = subprocess.Popen(
@@ -176,3 +178,44 @@ def test_a_killed_server_takes_its_worker_along(start: Callable[[], Server]) -> 
     workers = server.workers
     server.process.kill()
     assert_gone(workers)
+
+
+def test_bench_loads_a_server_of_its_own_and_sets_measured_beside_predicted(
+    tmp_path: Path, model: Path, cache: Path
+) -> None:
+    file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=0.15)
+    arguments = ["-f", str(file), "--duration", "4", "--warm-up", "1", "-o", "json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "exegpt_cli.main", "bench", *arguments],
+        env=os.environ | {"EXEGPT_CACHE": str(cache)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    report = BenchReport.model_validate_json(done.stdout)
+    assert report.clock == "encode start"
+    assert report.num_failed == 0
+    assert report.tokens_per_s > 0
+    assert report.predicted is not None
+    assert report.cycle_s is not None
+    assert report.s99_within_bound is not None
+
+
+def test_a_killed_bench_takes_server_and_worker_along(
+    tmp_path: Path, model: Path, cache: Path
+) -> None:
+    file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=0.15)
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "exegpt_cli.main", "bench", "-f", str(file), "--duration", "60"],
+        env=os.environ | {"EXEGPT_CACHE": str(cache)},
+    )
+    try:
+        family: list[psutil.Process] = []
+        deadline = time.monotonic() + SAID_S
+        while len(family) < 2 and time.monotonic() < deadline:
+            family = psutil.Process(bench.pid).children(recursive=True)
+            time.sleep(0.05)
+        assert len(family) == 2  # a server and its worker
+    finally:
+        bench.kill()
+        bench.wait()
+    assert_gone(family)

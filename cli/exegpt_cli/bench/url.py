@@ -9,6 +9,7 @@ from exegpt_cli.bench.load import Limits
 from exegpt_cli.bench.options import BenchOptions
 from exegpt_cli.bench.report import BenchReport, measured, write_csv
 from exegpt_cli.bench.run import LoadPlan, run_load
+from exegpt_cli.lifetime import open_many_files
 from exegpt_cli.output import progress
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import WorkloadSpec, read_manifest
@@ -40,6 +41,7 @@ def bench_url(options: BenchOptions) -> BenchReport:
         warm_up_s=warm_up_s,
         limits=Limits(duration_s=warm_up_s + options.duration_s, num_queries=options.num_queries),
     )
+    open_many_files()
     with progress(f"loading {target.url}") as report:
         outcome = asyncio.run(run_load(plan, report))
     if options.csv is not None:
