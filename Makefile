@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP) ## Make the virtual environment
 
 test: setup ## All fast tests that need neither cluster nor GPU
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n auto
 
 test-all: setup ## Fast and slow tests
 	@$(BIN)/python -m pytest -q -m "not gpu and not e2e"
