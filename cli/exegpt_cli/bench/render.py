@@ -13,12 +13,16 @@ def render(report: BenchReport) -> None:
         + (f", {report.num_failed} failed ({report.first_error})" if report.num_failed else "")
     )
     rows = [
-        _times("first token (from sending)", report.first_token_s),
+        _times("first token", report.first_token_s),
         _times("gap between tokens", report.gap_s),
-        _times(f"completion (from {report.clock})", report.completion_s),
-        _times(f"completion of {report.s99_tokens} tokens (s99)", report.s99_completion_s),
+        _times("completion", report.completion_s),
+        _times(f"of {report.s99_tokens} tokens (s99)", report.s99_completion_s),
     ]
-    print_table("Latency, seconds", ["", "n", "mean", "p50", "p90", "p99"], rows)
+    print_table(
+        f"Seconds: first token from sending, completion from {report.clock}",
+        ["", "n", "mean", "p50", "p90", "p99"],
+        rows,
+    )
     side_by_side(report)
     if report.clock == "sending":
         answer("Completion is timed from sending: this server does not say when an encode starts.")
