@@ -118,6 +118,6 @@ def log_warnings() -> None:
     handler.setFormatter(_Sentence())
     for package in ("exegpt_gateway", "exegpt_runner", "exegpt_planner"):
         logger = logging.getLogger(package)
-        logger.addHandler(handler)
+        logger.handlers = [handler]  # also when called again
         logger.setLevel(logging.WARNING)
         logger.propagate = False
