@@ -18,7 +18,10 @@ Masks = Sequence[Tensor | None]  # one a chunk
 
 
 def attend(query: Tensor, kv: Tensor, batch: Batch, masks: Masks) -> Tensor:
-    """Attention of each row over its query's KV. query: (T, H, D), kv: (2, G, C, D); returns (T, H * D)."""
+    """Attention of each row over its query's KV; rows beyond the batch's are padding and come out as 0.
+
+    query: (T, H, D), kv: (2, G, C, D); returns (T, H * D).
+    """
     _, H, D = query.shape
     keys, values = kv.unsqueeze(1)  # (1, G, C, D) each
     rows = query[: len(batch.contexts)].unsqueeze(2).unsqueeze(1).unbind()  # (1, H, 1, D) each
@@ -40,6 +43,8 @@ def attend(query: Tensor, kv: Tensor, batch: Batch, masks: Masks) -> Tensor:
             enable_gqa=True,
         )
         attended.append(out[0].transpose(0, 1).reshape(-1, H * D))
+    if num_padding := len(query) - len(batch.tokens):
+        attended.append(query.new_zeros(num_padding, H * D))
     return torch.cat(attended)
 
 

@@ -2,11 +2,13 @@
 
 In bfloat16 on a CPU that is oneDNN's blocked layout, made once: torch's own linear makes it again at each call, which
 costs more than the product for 2 to 256 rows (measured 1.4-1.8 times as slow). oneDNN also adds, multiplies or
-activates in the product's epilogue. The blocked weights replace the plain ones.
+activates in the product's epilogue. The blocked weights replace the plain ones. oneDNN compiles a product anew for each
+number of rows it has not met, which takes as long as several products; so rows are `padded` to few numbers.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -64,6 +66,21 @@ class Linear:
         return result
 
 
+def num_padded(num_rows: int) -> int:
+    """`num_rows` rounded up to one of eight sizes an octave, multiples of 8: at most an eighth more above 64."""
+    if num_rows <= 1:
+        return num_rows
+    grain = max(8, 1 << max((num_rows - 1).bit_length() - 4, 0))
+    return -(-num_rows // grain) * grain
+
+
+def padded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` (T, ...) with rows of zeros up to `num_padded`, where weights of `dtype` are packed."""
+    missing = num_padded(len(x)) - len(x) if packs(dtype) else 0
+    return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
+
+
+@functools.cache
 def packs(dtype: torch.dtype) -> bool:
     """Whether weights of `dtype` are kept blocked on this machine."""
     return dtype == torch.bfloat16 and bool(_onednn._is_mkldnn_bf16_supported())

@@ -18,7 +18,7 @@ from exegpt_planner.model_spec import ModelSpec
 from exegpt_runner.kv_arena import KVShape
 from exegpt_runner.layers.attention import Masks, attend, causal_masks
 from exegpt_runner.layers.batch import Batch
-from exegpt_runner.layers.linear import Linear
+from exegpt_runner.layers.linear import Linear, padded
 from exegpt_runner.layers.norm import RMSNorm
 from exegpt_runner.layers.rotary import Rotation, frequencies
 from exegpt_runner.weights import Checkpoint
@@ -76,24 +76,27 @@ class LlamaModel:
         """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
         rows = _Rows(
             batch,
-            Rotation.at(batch.positions, self.frequencies, self.dtype),
+            Rotation.at(padded(batch.positions, self.dtype), self.frequencies, self.dtype),
             causal_masks(batch, self.dtype),
         )
+        num_tokens, x = len(x), padded(x, self.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             x = self._attention(layer, x, rows, layer_kv)
             x = self._feed_forward(layer, x)
-        return x
+        return x[:num_tokens]
 
     def logits(self, x: Tensor) -> Tensor:
         """x: (T, E) after the layers; returns (T, V)."""
-        return self.head(self.norm(x))
+        return self.head(self.norm(padded(x, self.dtype)))[: len(x)]
 
     def _attention(self, layer: LlamaLayer, x: Tensor, rows: _Rows, kv: Tensor) -> Tensor:
         H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
         qkv = layer.qkv(layer.input_norm(x)).view(-1, H + 2 * G, D)
         turned = rows.rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
-        kv[0].index_copy_(1, rows.batch.slots, turned[:, H:].transpose(0, 1))
-        kv[1].index_copy_(1, rows.batch.slots, qkv[:, H + G :].transpose(0, 1))
+        slots = rows.batch.slots
+        T = len(slots)  # without the padding
+        kv[0].index_copy_(1, slots, turned[:T, H:].transpose(0, 1))
+        kv[1].index_copy_(1, slots, qkv[:T, H + G :].transpose(0, 1))
         return layer.output.add(attend(turned[:, :H], kv, rows.batch, rows.masks), x)
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
