@@ -195,7 +195,8 @@ class Conductor:
                 query = self._pool.encoded(chunk)
                 if query is not None and query.first_iteration is None:
                     query.first_iteration = index
-                    query.stream.times.encode_started_s = received_s - result.clocks.wall_s
+                    engine_s = result.clocks.wall_s - result.clocks.between_s
+                    query.stream.times.encode_started_s = received_s - engine_s
         for token in result.tokens:
             taken = self._pool.took(token.query, token.token)
             if taken is None:
