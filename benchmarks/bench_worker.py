@@ -23,6 +23,7 @@ DEMO = "demo://smollm2-135m-instruct"
 DTYPE = "bfloat16"
 MOST_QUERIES = 96  # decode queries covered: beyond, more of them no longer raise throughput here
 MOST_ENCODE_TOKENS = 2048
+PROFILE_S = 180.0  # long enough for the whole design on a slow core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ def profiled(name: str, loads: Sequence[Workload]) -> Iterator[Profiled]:
                 coverage_of(loads),
                 cache,
                 lambda done, total, _what: bar(done, total),
+                budget_s=PROFILE_S,
             )
         yield Profiled(address=supervisor.address, folder=folder, spec=spec, table=table)
 

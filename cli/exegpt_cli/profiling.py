@@ -116,13 +116,20 @@ def profile(
     coverage: Coverage,
     cache: Cache,
     progress: Progress = lambda done, total, what: None,  # noqa: ARG005 (the callback's signature)
+    *,
+    budget_s: float = BUDGET_S,
 ) -> ProfileTable:
-    """The table that covers `coverage`; measures only what the cache lacks."""
-    return asyncio.run(_profile(target, worker_address, coverage, cache, progress))
+    """The table that covers `coverage`; measures only what the cache lacks, for `budget_s` or a little longer."""
+    return asyncio.run(_profile(target, worker_address, coverage, cache, progress, budget_s))
 
 
 async def _profile(
-    target: ProfileTarget, address: str, coverage: Coverage, cache: Cache, progress: Progress
+    target: ProfileTarget,
+    address: str,
+    coverage: Coverage,
+    cache: Cache,
+    progress: Progress,
+    budget_s: float,
 ) -> ProfileTable:
     async with connected(address) as client:
         worker = await client.describe()
@@ -140,7 +147,7 @@ async def _profile(
             if table is not None:
                 return table
             covered = _covered(place, coverage)
-            run = _Run(client, cache, place, key, progress)
+            run = _Run(client, cache, place, key, progress, budget_s)
             return await run.measure(target, covered, worker.epoch + 1)
 
 
@@ -153,6 +160,7 @@ class _Run:
     place: _Place
     key: ProfileKey
     progress: Progress
+    budget_s: float
 
     async def measure(self, target: ProfileTarget, covered: _Covered, epoch: int) -> ProfileTable:
         """Measures the steps that are missing and writes the table."""
@@ -186,7 +194,7 @@ class _Run:
         begin_s = time.monotonic()
         while missing:
             done = total - len(missing)
-            if time.monotonic() - begin_s > BUDGET_S and done >= FEWEST_STEPS:
+            if time.monotonic() - begin_s > self.budget_s and done >= FEWEST_STEPS:
                 break
             self.progress(done, total, "timing steps")
             batch, missing = missing[:BATCH], missing[BATCH:]
