@@ -103,11 +103,18 @@ def local_key(spec: ModelSpec, dtype: str, threads: int) -> ProfileKey:
 
 def cached_table(key: ProfileKey, coverage: Coverage, cache: Cache) -> ProfileTable | None:
     """The table on file for `key`, if it covers `coverage`."""
-    place = _Place(cache.root / "profiles" / _digest(key))
+    place = _place(key, cache)
     if not place.table.exists():
         return None
     table = _read(ProfileTable, place.table)
     return table if table.covers(coverage.largest) else None
+
+
+def keep_table(table: ProfileTable, cache: Cache) -> None:
+    """Puts `table` on file under its key, where `cached_table` finds it."""
+    place = _place(table.key, cache)
+    cache.folder("profiles", place.folder.name)
+    _keep(cache, place.table, table)
 
 
 def profile(
@@ -140,7 +147,7 @@ async def _profile(
             threads=worker.threads,
             versions=dict(worker.versions),
         )
-        place = _Place(cache.folder("profiles", _digest(key)))
+        place = _place(key, cache)
         waiting = "another process measures this profile; waiting for it"
         with cache.locked(place.table, waiting=lambda: progress(0, 0, waiting)):
             table = cached_table(key, coverage, cache)
@@ -166,19 +173,17 @@ class _Run:
         """Measures the steps that are missing and writes the table."""
         self.progress(0, NUM_STEPS, "loading the model")
         coverage = covered.coverage
-        self._keep(self.place.covered, covered)
+        _keep(self.cache, self.place.covered, covered)
         served = await self.client.configure(target.model_dir, target.dtype, coverage, epoch)
         steps = await self._measure_steps(covered)
         self.progress(NUM_STEPS, NUM_STEPS, "timing messages")
         beside = await overheads(self.client.address, served, min(32, coverage.decode_queries))
         table = _table(self.key, target.spec.num_layers, steps, coverage.largest, beside)
-        self._keep(self.place.table, table)
+        keep_table(table, self.cache)
         finished = (*covered.finished, coverage)
-        self._keep(self.place.covered, covered.model_copy(update={"finished": finished}))
+        covered = covered.model_copy(update={"finished": finished})
+        _keep(self.cache, self.place.covered, covered)
         return table
-
-    def _keep(self, path: Path, value: StrictModel) -> None:
-        self.cache.write(path, (value.model_dump_json(indent=1) + "\n").encode())
 
     async def _measure_steps(self, covered: _Covered) -> list[MeasuredStep]:
         """All steps on file, after those are added that no finished coverage includes."""
@@ -314,6 +319,11 @@ def _design_name(coverage: Coverage) -> str:
     return "-".join(str(value) for value in asdict(coverage).values())
 
 
-def _digest(key: ProfileKey) -> str:
+def _place(key: ProfileKey, cache: Cache) -> _Place:
     text = json.dumps(key.model_dump(), sort_keys=True)  # a map off the wire has any order
-    return f"{key.model_fingerprint}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _Place(cache.root / "profiles" / f"{key.model_fingerprint}-{digest}")
+
+
+def _keep(cache: Cache, path: Path, value: StrictModel) -> None:
+    cache.write(path, (value.model_dump_json(indent=1) + "\n").encode())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from exegpt_cli.cache import Cache
 from exegpt_cli.placement import this_machine
-from exegpt_cli.profiling import _digest, local_key
+from exegpt_cli.profiling import keep_table, local_key
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import (
@@ -57,6 +57,4 @@ def store_table(cache: Cache, model: Path, dtype: str) -> None:
     """Spares the tests that are not about profiling the time of one."""
     spec = read_model_spec(model)
     key = local_key(spec, dtype, this_machine().threads)
-    table = table_up_to(LARGE, key, spec.num_layers)
-    folder = cache.folder("profiles", _digest(key))
-    cache.write(folder / "table.json", table.model_dump_json().encode())
+    keep_table(table_up_to(LARGE, key, spec.num_layers), cache)
