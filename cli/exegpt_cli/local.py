@@ -112,13 +112,7 @@ class Profiler:
         )
         title = f"Profiling {spec.served_name} on {key.device}, {key.threads} thread(s)"
         with progress(title) as report:
-            return measure(
-                target,
-                supervisor.address,
-                coverage,
-                self.cache,
-                lambda done, total, _: report(done, total),
-            )
+            return measure(target, supervisor.address, coverage, self.cache, report)
 
 
 def coverage_for(workload: Workload, model_context: int, queries: int = FIRST_QUERIES) -> Coverage:

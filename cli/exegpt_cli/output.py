@@ -28,9 +28,9 @@ class Format(StrEnum):
 
 
 class Report(Protocol):
-    """Called with what is done so far, of how much."""
+    """Called with what is done so far, of how much (0: unknown), and what is going on."""
 
-    def __call__(self, done: float, total: float) -> None: ...
+    def __call__(self, done: float, total: float, doing: str = "") -> None: ...
 
 
 def console(*, err: bool = True) -> Console:
@@ -79,24 +79,45 @@ def fail(error: ExeGPTError) -> int:
     return error.exit_code
 
 
-def _say_nothing(done: float, total: float) -> None:
-    del done, total
-
-
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
-    """A progress bar on stderr while the block runs; a line at the start when stderr is no terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
+    """A progress bar on stderr while the block runs; without a terminal, a line whenever something else begins."""
     out = console()
     if not out.is_terminal:
         say(f"{title} ...")
-        yield _say_nothing
+        yield _lines()
         return
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=out, transient=True) as bar:
+    with _bar(title, out) as report:
+        yield report
+
+
+def _lines() -> Report:
+    said = ""
+
+    def report(done: float, total: float, doing: str = "") -> None:
+        del done, total
+        nonlocal said
+        if doing not in ("", said):
+            said = doing
+            say(f"  {doing} ...")
+
+    return report
+
+
+@contextmanager
+def _bar(title: str, out: Console) -> Iterator[Report]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    words = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
+    with Progress(words, BarColumn(), TimeElapsedColumn(), console=out, transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def report(done: float, total: float, doing: str = "") -> None:
+            text = f"{title}\n{doing}" if doing else title
+            bar.update(task, completed=done, total=total or None, description=text)
+
+        yield report
 
 
 class _Sentence(logging.Formatter):

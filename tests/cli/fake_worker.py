@@ -18,7 +18,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.DescribeReply:
         cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
         return worker_pb2.DescribeReply(
-            protocol=PROTOCOL, incarnation=os.getpid(), threads=1, versions={"cores": cores}
+            protocol=PROTOCOL,
+            incarnation=os.getpid(),
+            device="cpu: fake",
+            threads=1,
+            versions={"cores": cores},
         )
 
 

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import pytest
 
 from cli.manifests import SMALL
 from cli.tables import table_up_to
-from exegpt_cli.local import FIRST_QUERIES, coverage_for, memory_budget, plan_on_profile
+from exegpt_cli.cache import Cache
+from exegpt_cli.local import FIRST_QUERIES, Profiler, coverage_for, memory_budget, plan_on_profile
+from exegpt_cli.profiling import keep_table
+from exegpt_cli.supervisor import Supervisor
 from exegpt_cli.wanted import Wanted
 from exegpt_planner.errors import InfeasibleBound
 from exegpt_planner.lengths import from_histogram, truncated_normal
@@ -14,7 +21,7 @@ from exegpt_planner.manifest import Deployment
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.plan import Bound
 from exegpt_planner.profile_design import Coverage
-from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.profile_table import ProfileKey, ProfileTable
 from exegpt_planner.workload import Workload
 
 CHAT = Workload.independent(
@@ -72,6 +79,35 @@ def test_a_tight_bound_needs_one_profile_and_a_loose_one_larger_ones() -> None:
 def test_a_bound_that_nothing_meets_is_said_after_one_profile() -> None:
     with pytest.raises(InfeasibleBound, match=r"within 0\.01 s"):
         asked_for(wanted(0.01))
+
+
+def test_whoever_waits_for_another_process_profile_is_told_and_gets_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, question = Cache(tmp_path), wanted(0.6)
+    small, large = coverage_for(CHAT, 512, 8), coverage_for(CHAT, 512, 64)
+    fake = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
+    with Supervisor(fake) as supervisor, ThreadPoolExecutor() as threads:
+        worker = supervisor.described()
+        key = ProfileKey(
+            model_fingerprint=MODEL.fingerprint,
+            device=worker.device,
+            dtype=question.deployment.spec.model.dtype,
+            threads=worker.threads,
+            versions=dict(worker.versions),
+        )
+        keep_table(table_up_to(small, key), cache)
+        (table,) = tmp_path.rglob("table.json")
+        with filelock.FileLock(f"{table}.lock"):
+            profiler = Profiler(question, cache, _supervisor=supervisor)
+            waiting = threads.submit(profiler.table, large)
+            said, deadline_s = "", time.monotonic() + 30
+            while "another process measures this profile; waiting for it" not in said:
+                assert time.monotonic() < deadline_s, said
+                time.sleep(0.01)  # pytest offers no event
+                said += capsys.readouterr().err
+            keep_table(table_up_to(large, key), cache)
+        assert waiting.result() == table_up_to(large, key)
 
 
 def test_sizes_are_powers_of_two_so_that_a_load_with_probes_shares_the_profile() -> None:

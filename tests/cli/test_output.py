@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from exegpt_cli.output import fail, log_warnings
+from exegpt_cli.output import fail, log_warnings, progress
 from exegpt_planner.errors import InfeasibleBound, InvalidSpec
 
 
@@ -23,6 +23,28 @@ def test_an_error_is_its_message_and_brackets_are_no_markup(
 ) -> None:
     assert fail(InfeasibleBound("no schedule [red]meets[/red] it")) == 4
     assert capsys.readouterr().err == "error: no schedule [red]meets[/red] it\n"
+
+
+def test_without_a_terminal_progress_is_a_line_for_each_thing_that_begins(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress("Profiling") as report:
+        report(0, 0, "another process measures it; waiting")
+        for done in range(3):
+            report(done, 3, "timing steps")
+    lines = ["Profiling ...", "  another process measures it; waiting ...", "  timing steps ..."]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_on_a_terminal_of_any_width_all_that_is_going_on_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress("Profiling a model [bfloat16] on a processor with quite a long name") as report:
+        report(0, 0, "another process measures this profile; waiting for it")
+    err = capsys.readouterr().err
+    assert not [word for word in ("[bfloat16]", "another", "profile;", "it") if word not in err]
 
 
 def test_a_warning_is_a_sentence_with_its_values(capsys: pytest.CaptureFixture[str]) -> None:

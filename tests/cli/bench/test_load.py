@@ -40,7 +40,7 @@ def plan(fake: FakeServer, **changes: object) -> LoadPlan:
 
 
 def run(load: LoadPlan) -> Outcome:
-    return asyncio.run(run_load(load, lambda done, total: None))
+    return asyncio.run(run_load(load, lambda done, total, doing="": None))
 
 
 def test_a_saturated_load_keeps_the_number_in_flight_and_sends_the_drawn_lengths() -> None:
