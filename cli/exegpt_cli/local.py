@@ -106,7 +106,8 @@ class Profiler:
         if found is not None:
             return found
         supervisor = self.start()
-        supervisor.described()  # a worker that cannot start says why
+        with progress("Starting the worker"):
+            supervisor.described()  # one that cannot start says why
         target = ProfileTarget(
             model_dir=self.wanted.folder, spec=self.wanted.model, dtype=spec.dtype
         )

@@ -22,7 +22,7 @@ from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
 from exegpt_cli.local import Ready, preparing
-from exegpt_cli.output import log_warnings, say
+from exegpt_cli.output import log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.summary import plan_text
@@ -104,6 +104,7 @@ class _Serving:
 
     def __init__(self, ready: Ready, options: ServeOptions, step_log: StepLog | None) -> None:
         self._ready = ready
+        self._name = ready.wanted.deployment.spec.model.served_name
         self._options = options
         self._metrics = Metrics(CollectorRegistry(), promise_of(ready))
         self._conductor = Conductor(
@@ -155,8 +156,9 @@ class _Serving:
 
     async def _until_ready(self, conducting: asyncio.Task[None]) -> None:
         """Until the worker holds the model; ends early when the conductor does."""
-        while not self._conductor.ready and not conducting.done():
-            await asyncio.sleep(READY_POLL_S)
+        with progress(f"Loading the weights of {self._name}"):
+            while not self._conductor.ready and not conducting.done():
+                await asyncio.sleep(READY_POLL_S)
 
     async def _serve(self, app: FastAPI) -> None:
         if self._stop.is_set():
@@ -175,14 +177,13 @@ class _Serving:
 
     def _started(self, host: str, port: int) -> None:
         ready, options = self._ready, self._options
-        name = ready.wanted.deployment.spec.model.served_name
         if options.announce_fd is None:
-            say(live.invitation(host, port, name))
+            say(live.invitation(host, port, self._name))
             return
         announcement = Announcement(
             host=host,
             port=port,
-            model=name,
+            model=self._name,
             vocab=ready.wanted.model.vocab,
             context=self._conductor.context,
             plan=ready.plan,

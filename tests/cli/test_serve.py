@@ -35,6 +35,7 @@ class Server:
 
     process: subprocess.Popen[bytes]
     announced: Announcement
+    stderr: Path
 
     @property
     def workers(self) -> list[psutil.Process]:
@@ -64,20 +65,23 @@ def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[[], Ser
 
     def launch() -> Server:
         file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=0.15)
+        stderr = tmp_path / "stderr"
         reading, writing = os.pipe()
         command = [sys.executable, "-m", "exegpt_cli.main", "serve", "-f", str(file), "--port", "0"]
-        process = subprocess.Popen(
-            [*command, "--announce-fd", str(writing)],
-            pass_fds=(writing,),
-            env=os.environ | {"EXEGPT_CACHE": str(cache)},
-            start_new_session=True,
-        )
+        with stderr.open("wb") as said:
+            process = subprocess.Popen(
+                [*command, "--announce-fd", str(writing)],
+                stderr=said,
+                pass_fds=(writing,),
+                env=os.environ | {"EXEGPT_CACHE": str(cache)},
+                start_new_session=True,
+            )
         started.append(process)
         os.close(writing)
         with os.fdopen(reading, encoding="utf-8") as pipe:
             line = pipe.readline()
-        assert line, f"serve ended with exit code {process.wait(SAID_S)}"
-        return Server(process, Announcement.model_validate(json.loads(line)))
+        assert line, f"exit code {process.wait(SAID_S)}: {stderr.read_text()}"
+        return Server(process, Announcement.model_validate(json.loads(line)), stderr)
 
     yield launch
     for process in started:
@@ -109,6 +113,11 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     gone, alive = psutil.wait_procs(processes, timeout=SAID_S)
     assert not alive, [each.cmdline() for each in alive]
     assert len(gone) == len(processes)
+
+
+def test_a_start_says_what_it_waits_for(start: Callable[[], Server]) -> None:
+    said = start().stderr.read_text().splitlines()
+    assert said == ["Planning ...", "Loading the weights of small ..."]
 
 
 def test_a_stream_goes_on_through_its_workers_death_and_ctrl_c_leaves_nothing(
