@@ -45,7 +45,7 @@ def attend(query: Tensor, kv: Tensor, batch: Batch, masks: Masks) -> Tensor:
         attended.append(out[0].transpose(0, 1).reshape(-1, H * D))
     if num_padding := len(query) - len(batch.tokens):
         attended.append(query.new_zeros(num_padding, H * D))
-    return torch.cat(attended)
+    return torch.cat(attended) if len(attended) > 1 else attended[0]
 
 
 def causal_masks(batch: Batch, dtype: torch.dtype) -> Masks:

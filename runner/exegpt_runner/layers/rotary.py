@@ -53,7 +53,7 @@ class Rotation:
             torch.cat((-sin, sin), -1).to(dtype)[:, None],
         )
 
-    def turn(self, heads: Tensor) -> Tensor:
-        """`heads` (T, H, D), turned."""
+    def turn_(self, heads: Tensor) -> None:
+        """Turns `heads` (T, H, D) in place."""
         swapped = heads.roll(heads.shape[-1] // 2, -1)
-        return torch.addcmul(heads * self.cos, swapped, self.sin)
+        heads.mul_(self.cos).addcmul_(swapped, self.sin)

@@ -92,12 +92,10 @@ class LlamaModel:
     def _attention(self, layer: LlamaLayer, x: Tensor, rows: _Rows, kv: Tensor) -> Tensor:
         H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
         qkv = layer.qkv(layer.input_norm(x)).view(-1, H + 2 * G, D)
-        turned = rows.rotation.turn(qkv[:, : H + G])  # (T, H + G, D)
-        slots = rows.batch.slots
-        T = len(slots)  # without the padding
-        kv[0].index_copy_(1, slots, turned[:T, H:].transpose(0, 1))
-        kv[1].index_copy_(1, slots, qkv[:T, H + G :].transpose(0, 1))
-        return layer.output.add(attend(turned[:, :H], kv, rows.batch, rows.masks), x)
+        rows.rotation.turn_(qkv[:, : H + G])
+        slots = rows.batch.slots  # without the padding
+        kv.view(2 * G, -1, D).index_copy_(1, slots, qkv[: len(slots), H:].transpose(0, 1))
+        return layer.output.add(attend(qkv[:, :H], kv, rows.batch, rows.masks), x)
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
         normalised = layer.feed_norm(x)
