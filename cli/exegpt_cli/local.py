@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import psutil
 
 from exegpt_cli.cache import Cache
-from exegpt_cli.output import progress
+from exegpt_cli.output import progress, say
 from exegpt_cli.placement import Placement, leave_to_worker, this_machine
-from exegpt_cli.profiling import ProfileTarget, cached_table, local_key
+from exegpt_cli.profiling import WAITING, ProfileTarget, cached_table, forget, local_key
 from exegpt_cli.profiling import profile as measure
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.supervisor import Supervisor, worker_command
@@ -26,7 +26,7 @@ from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
 from exegpt_planner.profile_design import Coverage
-from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.profile_table import ProfileKey, ProfileTable
 from exegpt_planner.workload import Workload
 from exegpt_runner import identity
 
@@ -98,10 +98,20 @@ class Profiler:
         if self._supervisor is not None:
             self._supervisor.stop()
 
+    @property
+    def key(self) -> ProfileKey:
+        """What the step times are filed under."""
+        dtype = self.wanted.deployment.spec.model.dtype
+        return local_key(self.wanted.model, dtype, self.placement.threads)
+
+    def forget(self) -> None:
+        """Removes the profile on file, so that the next table is measured anew."""
+        forget(self.key, self.cache, waiting=lambda: say(f"{WAITING} ..."))
+
     def table(self, coverage: Coverage) -> ProfileTable:
         """Times of steps up to `coverage`; measures only what no profile on file holds."""
         spec = self.wanted.deployment.spec.model
-        key = local_key(self.wanted.model, spec.dtype, self.placement.threads)
+        key = self.key
         found = cached_table(key, coverage, self.cache)
         if found is not None:
             return found

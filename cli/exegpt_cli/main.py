@@ -88,16 +88,27 @@ def explain(file: File, strategy: Strategy = None) -> None:
 
 
 @app.command()
-def profile(file: File, output: Output = Format.TEXT) -> None:
+def profile(
+    file: File,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Measure anew, for instance because the machine changed speed."
+        ),
+    ] = False,
+    output: Output = Format.TEXT,
+) -> None:
     """Measure the model's step times on this machine; a second run measures nothing.
 
     exegpt profile -f examples/laptop.yaml
 
     exegpt profile -f examples/laptop.yaml -o json > table.json
+
+    exegpt profile -f examples/laptop.yaml --again
     """
     from exegpt_cli.plan import show_profile
 
-    show_profile(file, output=output)
+    show_profile(file, again=again, output=output)
 
 
 @app.command()

@@ -27,15 +27,17 @@ def show_explanation(file: Path, *, strategy: str | None) -> None:
     answer(explain(_planned(file, strategy)[1]))
 
 
-def show_profile(file: Path, *, output: Format) -> None:
-    """Print the profile that planning `file` rests on; measures what is not cached."""
-    table, _ = _planned(file, None)
+def show_profile(file: Path, *, again: bool, output: Format) -> None:
+    """Print the profile that planning `file` rests on; measures what is not cached, or all of it `again`."""
+    table, _ = _planned(file, None, again=again)
     answer(table.model_dump_json(indent=2) if output is Format.JSON else profile_text(table))
 
 
-def _planned(file: Path, strategy: str | None) -> tuple[ProfileTable, Plan]:
+def _planned(file: Path, strategy: str | None, *, again: bool = False) -> tuple[ProfileTable, Plan]:
     with ending_cleanly():
         cache = Cache.of_user()
         wanted = read_wanted(file, cache, strategy=strategy)
         with planning(wanted, cache) as profiler:
+            if again:
+                profiler.forget()
             return plan_on_profile(wanted, profiler.table)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exegpt_cli.cache import Cache
+from exegpt_cli.cache import Cache, writing
 from exegpt_cli.profile_client import ProfileClient, connected
 from exegpt_cli.profile_overheads import Overheads, overheads
 from exegpt_cli.profile_samples import (
@@ -42,6 +42,7 @@ from exegpt_wire import worker_pb2
 
 Progress = Callable[[int, int, str], None]  # steps done, of how many, what is going on
 
+WAITING = "another process measures this profile; waiting for it"
 NUM_STEPS = 240  # held-out errors no longer fall beyond, on the demo model
 FEWEST_STEPS = 80  # measured even when time is over
 BUDGET_S = 100.0  # of measuring; half of it left a 30-layer model with 80 steps, and predictions 25 % too fast
@@ -104,9 +105,12 @@ def local_key(spec: ModelSpec, dtype: str, threads: int) -> ProfileKey:
 def cached_table(key: ProfileKey, coverage: Coverage, cache: Cache) -> ProfileTable | None:
     """The table on file for `key`, if it covers `coverage`."""
     place = _place(key, cache)
-    if not place.table.exists():
-        return None
-    table = _read(ProfileTable, place.table)
+    try:
+        table = _read(ProfileTable, place.table)
+    except Unavailable as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            return None  # never measured, or forgotten this moment
+        raise
     return table if table.covers(coverage.largest) else None
 
 
@@ -115,6 +119,18 @@ def keep_table(table: ProfileTable, cache: Cache) -> None:
     place = _place(table.key, cache)
     cache.folder("profiles", place.folder.name)
     _keep(cache, place.table, table)
+
+
+def forget(key: ProfileKey, cache: Cache, *, waiting: Callable[[], None]) -> None:
+    """Removes all that was measured under `key`; calls `waiting` if another process is at it.
+
+    The samples go last, so that a crash leaves what an interrupted profile leaves: never a table or a finished
+    coverage without the samples behind it.
+    """
+    place = _place(key, cache)
+    with cache.locked(place.table, waiting=waiting), writing(place.folder):
+        for path in (place.table, place.covered, place.steps):
+            path.unlink(missing_ok=True)
 
 
 def profile(
@@ -148,8 +164,7 @@ async def _profile(
             versions=dict(worker.versions),
         )
         place = _place(key, cache)
-        waiting = "another process measures this profile; waiting for it"
-        with cache.locked(place.table, waiting=lambda: progress(0, 0, waiting)):
+        with cache.locked(place.table, waiting=lambda: progress(0, 0, WAITING)):
             table = cached_table(key, coverage, cache)
             if table is not None:
                 return table
