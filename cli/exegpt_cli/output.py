@@ -6,13 +6,15 @@ Nothing else in the command line prints; a rich console is made when it is first
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from exegpt_planner.errors import ExeGPTError, InvalidSpec
+from exegpt_planner.errors import ExeGPTError, InvalidSpec, Unavailable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +63,22 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console(err=False).print(table, markup=False)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raises `Unavailable` when `option`'s file could not be written: before the long work. Changes no file."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return  # a pipe's reader would take the end of a trial for the end of the text
+    was_there = os.path.lexists(path)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise Unavailable(
+            f"cannot write {option} {path}: {error.strerror}. "
+            "Choose another file, or make its folder and grant write permission."
+        ) from None
+    if not was_there:
+        path.unlink()
 
 
 def fail(error: ExeGPTError) -> int:

@@ -22,7 +22,7 @@ from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
 from exegpt_cli.local import Ready, preparing
-from exegpt_cli.output import log_warnings, progress, say
+from exegpt_cli.output import check_writable, log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.summary import plan_text
@@ -67,6 +67,8 @@ def run_serve(file: Path, options: ServeOptions) -> None:
     open_many_files()
     with ending_cleanly():
         check_port(options.host, options.port)
+        if options.step_log is not None:
+            check_writable(options.step_log, "--step-log")
         cache = Cache.of_user()
         wanted = read_wanted(file, cache, strategy=options.strategy, probes=options.probes)
         served = served_model(wanted)  # its faults come before the long work too

@@ -138,6 +138,23 @@ def test_a_port_in_use_is_found_before_anything_is_read(
         check(capsys, monkeypatch, arguments, 5, port, "--port")
 
 
+@pytest.mark.parametrize(("name", "reason"), [("no/x.log", "No such file"), (".", "Is a dir")])
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_read(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    reason: str,
+) -> None:
+    file, path = write_manifest(tmp_path, tmp_path / "gone"), str(tmp_path / name)
+    before = sorted(tmp_path.rglob("*"))
+    serve = ["serve", "-f", str(file), "--port", "0", "--step-log", path]
+    check(capsys, monkeypatch, serve, 5, "--step-log", path, reason, "Choose another file")
+    bench = ["bench", "-f", str(file), "--csv", path]
+    check(capsys, monkeypatch, bench, 5, "--csv", path, reason, "Choose another file")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_bench_options_that_do_not_fit_together_are_all_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

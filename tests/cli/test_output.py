@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
-from exegpt_cli.output import fail, log_warnings, progress
+from exegpt_cli.output import check_writable, fail, log_warnings, progress
 from exegpt_planner.errors import InfeasibleBound, InvalidSpec
 
 
@@ -23,6 +25,17 @@ def test_an_error_is_its_message_and_brackets_are_no_markup(
 ) -> None:
     assert fail(InfeasibleBound("no schedule [red]meets[/red] it")) == 4
     assert capsys.readouterr().err == "error: no schedule [red]meets[/red] it\n"
+
+
+def test_asking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    old, pipe, link = tmp_path / "old", tmp_path / "pipe", tmp_path / "link"
+    old.write_text("kept")
+    os.mkfifo(pipe)  # opening it would wait for a reader
+    link.symlink_to("old")
+    for path in (old, pipe, link, tmp_path / "new"):
+        check_writable(path, "--csv")
+    assert sorted(os.listdir(tmp_path)) == ["link", "old", "pipe"]
+    assert old.read_text() == "kept"
 
 
 def test_without_a_terminal_progress_is_a_line_for_each_thing_that_begins(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exegpt_cli.bench.options import BenchOptions, problems_of
 from exegpt_cli.bench.render import render
-from exegpt_cli.output import Format, answer
+from exegpt_cli.output import Format, answer, check_writable
 from exegpt_planner.errors import InvalidSpec
 
 
@@ -13,6 +13,8 @@ def run_bench(options: BenchOptions, *, output: Format) -> None:
     problems = problems_of(options)
     if problems:
         raise InvalidSpec("exegpt bench", problems)
+    if options.csv is not None:
+        check_writable(options.csv, "--csv")
     if options.url is not None:
         from exegpt_cli.bench.url import bench_url as load
     else:

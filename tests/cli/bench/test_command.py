@@ -53,13 +53,24 @@ def test_the_table_names_the_clock_and_the_share_within_the_bound(
     assert "interval 0.0% to" in out
 
 
-def test_a_csv_that_cannot_be_written_is_an_error_with_a_remedy(
+def test_a_csv_that_cannot_be_written_is_refused_before_the_load(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with serving(FakeServer()) as fake:
         options = ["--url", fake.url, "--model", "fake", "--csv", str(tmp_path / "no" / "x.csv")]
         assert run_cli(monkeypatch, "bench", *options, *LENGTHS, *QUICK) == 5
-    assert "Choose another --csv" in capsys.readouterr().err
+    assert "Choose another file" in capsys.readouterr().err
+    assert fake.bodies == []
+
+
+def test_a_csv_whose_disk_fills_up_is_an_error_with_a_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(FakeServer()) as fake:
+        options = ["--url", fake.url, "--model", "fake", "--csv", "/dev/full"]
+        assert run_cli(monkeypatch, "bench", *options, *LENGTHS, *QUICK) == 5
+    err = capsys.readouterr().err
+    assert "/dev/full: No space left on device. Choose another --csv" in err
 
 
 def test_a_report_survives_its_json(capsys: pytest.CaptureFixture[str]) -> None:
