@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -22,6 +21,7 @@ from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
 from exegpt_cli.local import Ready, preparing
+from exegpt_cli.options import ServeOptions
 from exegpt_cli.output import check_writable, log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
 from exegpt_cli.simulated import Simulated
@@ -45,21 +45,7 @@ READY_POLL_S = 0.02
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """The command's options, as given."""
-
-    host: str
-    port: int
-    strategy: str | None
-    max_waiting: int
-    report_every_s: float
-    step_log: Path | None
-    announce_fd: int | None  # tell a parent process there, and end when it ends
-    probes: float  # share of probes in the workload planned for
-
-
-def run_serve(file: Path, options: ServeOptions) -> None:
+def run_serve(options: ServeOptions) -> None:
     """Serve until told to end."""
     if options.announce_fd is not None:
         end_with_parent(os.getppid())
@@ -70,7 +56,7 @@ def run_serve(file: Path, options: ServeOptions) -> None:
         if options.step_log is not None:
             check_writable(options.step_log, "--step-log")
         cache = Cache.of_user()
-        wanted = read_wanted(file, cache, strategy=options.strategy, probes=options.probes)
+        wanted = read_wanted(options.file, cache, strategy=options.strategy, probes=options.probes)
         served = served_model(wanted)  # its faults come before the long work too
         with preparing(wanted, cache) as ready:
             if options.announce_fd is None:

@@ -4,29 +4,65 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exegpt_cli.options import OptionalFile, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The command's options, as given."""
+    """The options of `exegpt bench`, as given; its report's format is an argument beside them."""
 
-    file: Path | None
-    url: str | None
-    model: str | None
-    input_law: str | None
-    output_law: str | None
-    rate_per_s: float | None
-    in_flight: int | None
-    duration_s: float
-    num_queries: int | None
-    warm_up_s: float | None
-    probes: float
-    bound_s: float | None
-    vocab: int
-    extensions: bool
-    seed: int
-    strategy: str | None
-    csv: Path | None
+    file: OptionalFile = None
+    url: Annotated[
+        str | None,
+        typer.Option(help="An OpenAI endpoint to load instead, e.g. http://127.0.0.1:8080/v1."),
+    ] = None
+    model: Annotated[str | None, typer.Option(help="The model's name at --url.")] = None
+    input_law: Annotated[
+        str | None,
+        typer.Option(
+            "--input-lengths", metavar="MEAN,STD,MAX", help="Input lengths for --url, tokens."
+        ),
+    ] = None
+    output_law: Annotated[
+        str | None,
+        typer.Option(
+            "--output-lengths", metavar="MEAN,STD,MAX", help="Output lengths for --url, tokens."
+        ),
+    ] = None
+    rate_per_s: Annotated[
+        float | None,
+        typer.Option("--rate", min=0.001, help="Poisson arrivals a second. Default: saturation."),
+    ] = None
+    in_flight: Annotated[
+        int | None, typer.Option(min=1, help="Queries held in flight at saturation.")
+    ] = None
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds measured.")] = 60.0
+    num_queries: Annotated[
+        int | None,
+        typer.Option("--queries", min=1, help="Stop after this many queries, warm-up included."),
+    ] = None
+    warm_up_s: Annotated[
+        float | None, typer.Option("--warm-up", min=0, help="Seconds left out at the start.")
+    ] = None
+    probes: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of answers of length s99 mixed in.")
+    ] = 0.2
+    bound_s: Annotated[
+        float | None, typer.Option("--bound", min=0.001, help="Latency bound in seconds for --url.")
+    ] = None
+    vocab: Annotated[
+        int, typer.Option(min=2, help="Token ids of prompts for --url are below this.")
+    ] = 16_000
+    extensions: Annotated[
+        bool, typer.Option(help="Send min_tokens and ignore_eos to --url, to enforce lengths.")
+    ] = False
+    seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrivals.")] = 0
+    strategy: Strategy = None
+    csv: Annotated[Path | None, typer.Option(help="Write one line per query here.")] = None
 
 
 def problems_of(options: BenchOptions) -> list[str]:
