@@ -18,32 +18,14 @@ from exegpt_cli.wanted import Wanted
 from exegpt_planner.errors import InfeasibleBound
 from exegpt_planner.lengths import from_histogram, truncated_normal
 from exegpt_planner.manifest import Deployment
-from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.plan import Bound
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileKey, ProfileTable
 from exegpt_planner.workload import Workload
+from planner.builders import MODEL
 
 CHAT = Workload.independent(
     truncated_normal(64, 24, 128), truncated_normal(48, 24, 120), source="chat"
-)
-MODEL = ModelSpec(
-    architecture="llama",
-    num_layers=4,
-    hidden=64,
-    ffn=128,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab=300,
-    context=512,
-    rope_theta=10_000.0,
-    norm_eps=1e-5,
-    tied_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-    bos_token=1,
-    end_tokens=(2,),
 )
 
 

@@ -1,4 +1,4 @@
-"""Small tables and workloads for planner tests, each deviating from a plain affine machine by what a test names."""
+"""A small model, tables and workloads for planner tests; what a test names is where they differ from an affine machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.lengths import LengthLaw
+from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import (
     Curve,
     LayerCurves,
@@ -16,6 +17,20 @@ from exegpt_planner.profile_table import (
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
+MODEL = ModelSpec(
+    architecture="llama",
+    num_layers=4,
+    hidden=64,
+    ffn=128,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    vocab=256,
+    context=512,
+    rope_theta=1e4,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+)
 
 
 def bell(mean: float, sd: float, longest: int) -> LengthLaw:

@@ -10,7 +10,6 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InfeasibleBound, InvalidSpec
 from exegpt_planner.explain import explain
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.profile_table import Curve, ProfileTable
 from exegpt_planner.schedule import RraSchedule
@@ -18,23 +17,9 @@ from exegpt_planner.simulator import latency_of, simulate
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.strict import read_json
-from planner.builders import line, summarization_like, table
+from planner.builders import MODEL, line, summarization_like, table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan.json"
-MODEL = ModelSpec(
-    architecture="llama",
-    num_layers=4,
-    hidden=64,
-    ffn=128,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    vocab=256,
-    context=512,
-    rope_theta=1e4,
-    norm_eps=1e-5,
-    tied_embeddings=True,
-)
 KV_BYTES = MODEL.kv_bytes_per_token("float32")
 
 
