@@ -1,4 +1,4 @@
-"""A small model, tables and workloads for planner tests; what a test names is where they differ from an affine machine."""
+"""A small model, tables and workloads for planner tests: an affine machine, but for what a test names."""
 
 from __future__ import annotations
 
