@@ -2,8 +2,9 @@
 
 The time of a step is linear in the increments of its curves between their knots, and those are not negative: a non-
 negative least squares problem. Every step counts by its relative error, so small and large steps weigh alike;
-outliers count linearly (Huber, iterated reweighting); adjacent segments are drawn mildly towards one slope, which
-decides only where measurements are few. The layers and what lies outside them are fitted apart.
+outliers count linearly (Huber, iterated reweighting). Adjacent segments are drawn towards one slope, as much as the
+noise asks for: noise fitted as steps would draw the search to its accidental bargains. How much is cross-validated: the
+smoothest curves that predict steps left out no worse. The layers and what lies outside them are fitted apart.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LEAST_NOISE = (
     0.005  # no step is timed better; a smaller scale would take the rare kinds for outliers
 )
 ROUNDS = 12  # reweightings; the weights settle in fewer than ten
-SMOOTHING = 0.05  # in relative errors: below the noise of one step where many are near
+SMOOTHINGS = (0.05, 0.5, 5.0, 50.0)  # weights of a change of slope, in relative errors of a step
+FOLDS = 5
 
 _LAYER = ("tokens", "decode_queries", "decode_context", "encode_chunks", "encode_pairs")
 _OUTSIDE = ("tokens", "sampled")
@@ -47,9 +49,18 @@ class Sample:
 class Fit:
     """Fitted curves, and the constant of a step."""
 
+    num_layers: int
     layer: LayerCurves
     outside: OutsideCurves
     step_overhead_s: float
+
+    def step_s(self, shape: StepShape) -> float:
+        """Seconds of a step of this shape."""
+        return (
+            self.num_layers * self.layer.sum_s(shape)
+            + self.outside.sum_s(shape)
+            + self.step_overhead_s
+        )
 
 
 def fit(samples: Sequence[Sample], *, num_layers: int, largest: StepShape) -> Fit:
@@ -57,13 +68,47 @@ def fit(samples: Sequence[Sample], *, num_layers: int, largest: StepShape) -> Fi
     used = [sample for sample in samples if not sample.held_out]
     if not used:
         raise ValueError("no samples to fit")
+    return _fit(used, num_layers, largest, _smoothing_for(used, num_layers, largest))
+
+
+def _smoothing_for(used: Sequence[Sample], num_layers: int, largest: StepShape) -> float:
+    """The greatest smoothing whose errors on steps left out exceed the least by no more than chance."""
+    if len(used) < 2 * FOLDS:
+        return SMOOTHINGS[0]
+    errors = np.array([_left_out_errors(used, num_layers, largest, s) for s in SMOOTHINGS])
+    excess = errors - errors[errors.mean(axis=1).argmin()]  # step by step: these differ far less
+    chance = excess.std(axis=1) / math.sqrt(len(used))
+    fair = excess.mean(axis=1) <= chance
+    return max(s for s, is_fair in zip(SMOOTHINGS, fair, strict=True) if is_fair)
+
+
+def _left_out_errors(
+    used: Sequence[Sample], num_layers: int, largest: StepShape, smoothing: float
+) -> Floats:
+    """|relative error| of each sample under the fit to the other folds."""
+    errors = np.empty(len(used))
+    for fold in range(FOLDS):
+        others = [sample for index, sample in enumerate(used) if index % FOLDS != fold]
+        fitted = _fit(others, num_layers, largest, smoothing)
+        left_out = used[fold::FOLDS]
+        predicted_s = [fitted.step_s(sample.shape) for sample in left_out]
+        errors[fold::FOLDS] = np.abs(relative_errors(predicted_s, [s.step_s for s in left_out]))
+    return errors
+
+
+def _fit(used: Sequence[Sample], num_layers: int, largest: StepShape, smoothing: float) -> Fit:
     step_s = np.array([sample.step_s for sample in used])
     layers_s = np.array([sample.layers_s for sample in used])
     shapes = [sample.shape for sample in used]
-    base, layer = _fit_curves(shapes, layers_s / num_layers, num_layers / step_s, _LAYER, largest)
-    constant, outside = _fit_curves(shapes, step_s - layers_s, 1 / step_s, _OUTSIDE, largest)
+    base, layer = _fit_curves(
+        shapes, layers_s / num_layers, num_layers / step_s, _LAYER, largest, smoothing
+    )
+    constant, outside = _fit_curves(
+        shapes, step_s - layers_s, 1 / step_s, _OUTSIDE, largest, smoothing
+    )
     # A layer's constant has no field of its own; every step packs tokens, so it lies in their curve.
     return Fit(
+        num_layers=num_layers,
         layer=LayerCurves(**layer | {"tokens": _raised(layer["tokens"], base)}),
         outside=OutsideCurves(**outside),
         step_overhead_s=constant,
@@ -88,6 +133,7 @@ def _fit_curves(
     weights: Floats,
     names: Sequence[str],
     largest: StepShape,
+    smoothing: float,
 ) -> tuple[float, dict[str, Curve]]:
     """The constant and the curves whose sum is `seconds`, errors counted times `weights`."""
     knots = {name: _knots(name, getattr(largest, name)) for name in names}
@@ -95,7 +141,7 @@ def _fit_curves(
     design = np.hstack(
         [np.ones((len(shapes), 1)), *(_basis(values[name], knots[name]) for name in names)]
     )
-    smooth = _smoothing(values, knots, weights)
+    smooth = smoothing * _slope_changes(values, knots, weights)
     increments = _robust_nnls(design * weights[:, None], seconds * weights, smooth)
     curves = {}
     first = 1
@@ -126,8 +172,10 @@ def _basis(values: Floats, knots: Sequence[float]) -> Floats:
     return shares
 
 
-def _smoothing(values: dict[str, Floats], knots: dict[str, list[float]], weights: Floats) -> Floats:
-    """Rows that draw adjacent slopes together, in the same relative errors as the samples."""
+def _slope_changes(
+    values: dict[str, Floats], knots: dict[str, list[float]], weights: Floats
+) -> Floats:
+    """Rows that take the change of slope at each knot, in the same relative errors as the samples."""
     width = 1 + sum(len(x) - 1 for x in knots.values())
     rows = []
     first = 1
@@ -136,7 +184,7 @@ def _smoothing(values: dict[str, Floats], knots: dict[str, list[float]], weights
         scale = _weight_at(np.array(x[1:]), values[name], weights)
         for index in range(len(lengths) - 1):
             row = np.zeros(width)
-            reach = SMOOTHING * scale[index] * lengths[index]
+            reach = scale[index] * lengths[index]
             row[first + index] = -reach / lengths[index]
             row[first + index + 1] = reach / lengths[index + 1]
             rows.append(row)

@@ -68,12 +68,26 @@ class LayerCurves(StrictModel):
     encode_chunks: Curve
     encode_pairs: Curve
 
+    def sum_s(self, shape: StepShape) -> float:
+        """Seconds of one layer in a step of this shape."""
+        return (
+            self.tokens(shape.tokens)
+            + self.decode_queries(shape.decode_queries)
+            + self.decode_context(shape.decode_context)
+            + self.encode_chunks(shape.encode_chunks)
+            + self.encode_pairs(shape.encode_pairs)
+        )
+
 
 class OutsideCurves(StrictModel):
     """Seconds of what lies outside the layers: embedding by tokens, head and sampling by sampled rows."""
 
     tokens: Curve
     sampled: Curve
+
+    def sum_s(self, shape: StepShape) -> float:
+        """Seconds outside the layers in a step of this shape."""
+        return self.tokens(shape.tokens) + self.sampled(shape.sampled)
 
 
 class ProfileKey(StrictModel):
@@ -106,18 +120,9 @@ class ProfileTable(StrictModel):
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds of one step of this shape, in the worker."""
-        layer, outside = self.layer, self.outside
         return (
-            self.num_layers
-            * (
-                layer.tokens(shape.tokens)
-                + layer.decode_queries(shape.decode_queries)
-                + layer.decode_context(shape.decode_context)
-                + layer.encode_chunks(shape.encode_chunks)
-                + layer.encode_pairs(shape.encode_pairs)
-            )
-            + outside.tokens(shape.tokens)
-            + outside.sampled(shape.sampled)
+            self.num_layers * self.layer.sum_s(shape)
+            + self.outside.sum_s(shape)
             + self.step_overhead_s
         )
 

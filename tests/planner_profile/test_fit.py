@@ -70,16 +70,9 @@ def _samples(
     return found
 
 
-def _predicted_s(fitted: Fit, shape: StepShape) -> float:
-    layer, outside = fitted.layer, fitted.outside
-    layers_s = sum(getattr(layer, name)(getattr(shape, name)) for name in type(layer).model_fields)
-    rest_s = outside.tokens(shape.tokens) + outside.sampled(shape.sampled)
-    return float(LAYERS * layers_s + rest_s + fitted.step_overhead_s)
-
-
 def _errors(fitted: Fit, shapes: Sequence[StepShape]) -> np.ndarray:
     return relative_errors(
-        [_predicted_s(fitted, shape) for shape in shapes], [_step_s(shape) for shape in shapes]
+        [fitted.step_s(shape) for shape in shapes], [_step_s(shape) for shape in shapes]
     )
 
 
@@ -138,7 +131,33 @@ def test_segments_without_samples_continue_their_neighbours() -> None:
             encode_pairs=tokens * tokens / 4,
             sampled=2,
         )
-        assert _predicted_s(fitted, shape) == pytest.approx(_step_s(shape), rel=0.05)
+        assert fitted.step_s(shape) == pytest.approx(_step_s(shape), rel=0.05)
+
+
+def test_noise_is_not_fitted_as_steps() -> None:
+    """Under much noise the curves are smooth, so that a search finds no bargains that are none."""
+
+    def noise(rng: np.random.Generator) -> float:
+        return 1 + 0.15 * rng.standard_normal()
+
+    fitted = fit(_samples(noise), num_layers=LAYERS, largest=COVERAGE.largest)
+    seconds = np.array([fitted.layer.tokens(n) for n in range(64, 4096, 16)])
+    per_token_s = np.diff(seconds) / 16  # 1e-5 of them are true
+    assert per_token_s.min() > 0.6e-5
+    assert per_token_s.max() < 1.5e-5
+
+
+def test_a_step_of_the_kernels_is_fitted_where_the_noise_is_small() -> None:
+    def jump(shape: StepShape) -> float:
+        return 0.1 if shape.tokens > 512 else 0.0
+
+    samples = [
+        replace(s, step_s=s.step_s + jump(s.shape), layers_s=s.layers_s + jump(s.shape))
+        for s in _samples(lambda rng: 1.0)
+    ]
+    fitted = fit(samples, num_layers=LAYERS, largest=COVERAGE.largest)
+    rise_s = LAYERS * (fitted.layer.tokens(724) - fitted.layer.tokens(512))
+    assert rise_s == pytest.approx(0.1 + LAYERS * 212e-5, rel=0.1)  # a straight line rises 0.1 s
 
 
 def test_held_out_samples_do_not_move_the_fit() -> None:
