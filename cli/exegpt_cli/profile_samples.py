@@ -1,13 +1,13 @@
-"""Measured steps of a profile on disk, one JSON line each, and as samples of one machine speed.
+"""Measured steps of a profile on disk, one JSON line a measurement, and as samples of one machine speed.
 
-A step is measured more than once, never twice in a row; its sample is the median. The calibration kernel's time,
+A step is measured more than once, at different times; its sample is the median. The calibration kernel's time,
 smoothed over its neighbours, brings every measurement to the speed at the profile's median kernel time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,7 @@ class MeasuredStep(StrictModel):
 
 
 def read_steps(path: Path) -> list[MeasuredStep]:
-    """The steps recorded so far; a torn last line is cut off."""
+    """The steps recorded so far, each with all its timings; a torn last line is cut off."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -56,9 +56,20 @@ def read_steps(path: Path) -> list[MeasuredStep]:
         with writing(path), path.open("r+b") as file:
             file.truncate(len(data) - len(torn))
     try:
-        return [MeasuredStep.model_validate(json.loads(line)) for line in whole.splitlines()]
+        lines = [MeasuredStep.model_validate(json.loads(line)) for line in whole.splitlines()]
     except (ValidationError, ValueError):
         raise Unavailable(f"{path} is damaged. Delete it; the profile is measured again.") from None
+    steps: dict[tuple[str, int], MeasuredStep] = {}
+    merge(steps, lines)
+    return list(steps.values())
+
+
+def merge(steps: dict[tuple[str, int], MeasuredStep], found: Iterable[MeasuredStep]) -> None:
+    """Adds `found` to `steps`, by design and id; timings of the same step join."""
+    for step in found:
+        key = (step.design, step.id)
+        known = steps[key].timings if key in steps else ()
+        steps[key] = step.model_copy(update={"timings": known + step.timings})
 
 
 def record(cache: Cache, path: Path, steps: Sequence[MeasuredStep]) -> None:

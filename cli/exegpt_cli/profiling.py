@@ -23,8 +23,8 @@ from exegpt_cli.profile_client import ProfileClient, connected
 from exegpt_cli.profile_overheads import Overheads, overheads
 from exegpt_cli.profile_samples import (
     MeasuredStep,
-    Timing,
     clock,
+    merge,
     read_steps,
     record,
     samples,
@@ -46,11 +46,13 @@ WAITING = "another process measures this profile; waiting for it"
 NUM_STEPS = 240  # held-out errors no longer fall beyond, on the demo model
 FEWEST_STEPS = 80  # measured even when time is over
 BUDGET_S = 100.0  # of measuring; half of it left a 30-layer model with 80 steps, and predictions 25 % too fast
-BATCH = 16  # steps between two measurements of the same one
+FIRST_SWEEP_SHARE = 0.6  # of the budget: the rest repeats measurements
+BATCH = 16  # steps in one request
 REPEAT_BELOW_S = 0.25  # longer steps average over more by themselves
 OUTLIER = 0.06  # repeat while the measurements of a step differ by more
-MOST_TIMINGS = 4
+TIMINGS, MOST_TIMINGS = 2, 4
 HELD_OUT_TIMINGS = 7  # what is wanted of these is the table's error, not one measurement's
+LONG_HELD_OUT_TIMINGS = 3
 _SEED = 1
 
 
@@ -201,63 +203,74 @@ class _Run:
         return table
 
     async def _measure_steps(self, covered: _Covered) -> list[MeasuredStep]:
-        """All steps on file, after those are added that no finished coverage includes."""
+        """All steps on file, after those are added that no finished coverage includes.
+
+        In sweeps over the whole design, so that a step's measurements lie far apart: a neighbour's busy minute
+        spoils none of them. The first sweep settles how many steps there are; in the others, those that judge the
+        fit come first.
+        """
         name = _design_name(covered.coverage)
-        measured = read_steps(self.place.steps)
-        seen = {step.id for step in measured if step.design == name}
-        missing = [
+        designed = [
             step
             for step in design(covered.coverage, seed=_SEED, num_steps=NUM_STEPS)
-            if step.id not in seen and not any(old.includes(step) for old in covered.finished)
+            if not any(old.includes(step) for old in covered.finished)
         ]
-        total = len(seen) + len(missing)
+        measured = {(step.design, step.id): step for step in read_steps(self.place.steps)}
         begin_s = time.monotonic()
-        while missing:
-            done = total - len(missing)
-            if time.monotonic() - begin_s > self.budget_s and done >= FEWEST_STEPS:
-                break
-            self.progress(done, total, "timing steps")
-            batch, missing = missing[:BATCH], missing[BATCH:]
-            found = await self._measure_batch(batch, name)
-            record(self.cache, self.place.steps, found)
-            measured += found
-        return measured
+        for sweep in range(HELD_OUT_TIMINGS):
+            share = 1.0 if sweep else FIRST_SWEEP_SHARE
+            again = [
+                step
+                for step in designed
+                if _needs(sweep + 1, measured.get((name, step.id)), self.key.threads)
+            ]
+            again.sort(key=lambda step: bool(sweep) and not step.held_out)
+            while again:
+                done = len(designed) - len(again)
+                is_late = time.monotonic() > begin_s + share * self.budget_s
+                if is_late and (sweep or done >= FEWEST_STEPS):
+                    break
+                what = f"timing steps, sweep {sweep + 1}" if sweep else "timing steps"
+                self.progress(done, len(designed), what)
+                batch, again = again[:BATCH], again[BATCH:]
+                found = await self._measure_batch(batch, name, sweep)
+                record(self.cache, self.place.steps, found)
+                merge(measured, found)
+            designed = [step for step in designed if (name, step.id) in measured]
+        return list(measured.values())
 
-    async def _measure_batch(self, batch: Sequence[DesignedStep], name: str) -> list[MeasuredStep]:
-        """Every step of `batch`, again those that are short, whose measurements differ, or that judge the fit."""
-        threads = self.key.threads
-        made: dict[int, list[Timing]] = {step.id: [] for step in batch}
-        shapes: dict[int, StepShape] = {}
-        again = list(batch)
-        for turn in range(HELD_OUT_TIMINGS):
-            measurements = await self.client.measure(
-                again, warm_up=int(turn == 0), seed=batch[0].id * HELD_OUT_TIMINGS + turn
-            )
-            for measurement, timing in zip(measurements, timings(measurements), strict=True):
-                made[measurement.id].append(timing)
-                shapes[measurement.id] = _shape_of(measurement.shape)
-            again = [step for step in again if _needs_more(step, made[step.id], threads)]
-            if not again:
-                break
+    async def _measure_batch(
+        self, batch: Sequence[DesignedStep], name: str, sweep: int
+    ) -> list[MeasuredStep]:
+        """Every step of `batch` once."""
+        measurements = await self.client.measure(
+            batch, warm_up=1, seed=batch[0].id * HELD_OUT_TIMINGS + sweep
+        )
         return [
             MeasuredStep(
                 design=name,
                 id=step.id,
                 held_out=step.held_out,
-                shape=shapes[step.id],
-                timings=tuple(made[step.id]),
+                shape=_shape_of(measurement.shape),
+                timings=(timing,),
             )
-            for step in batch
+            for step, measurement, timing in zip(
+                batch, measurements, timings(measurements), strict=True
+            )
         ]
 
 
-def _needs_more(step: DesignedStep, made: Sequence[Timing], threads: int) -> bool:
-    is_short = clock(made[0], threads) < REPEAT_BELOW_S
-    if step.held_out:
-        return len(made) < (HELD_OUT_TIMINGS if is_short else 2)
-    if len(made) == 1:
-        return is_short
-    return len(made) < MOST_TIMINGS and spread(made, threads=threads) > OUTLIER
+def _needs(num_timings: int, step: MeasuredStep | None, threads: int) -> bool:
+    """Whether a step is to be measured up to `num_timings` times: the first of these if it has fewer."""
+    if step is None:
+        return True
+    if len(step.timings) >= num_timings:
+        return False
+    if clock(step.timings[0], threads) > REPEAT_BELOW_S:
+        return step.held_out and num_timings <= LONG_HELD_OUT_TIMINGS
+    if step.held_out or num_timings <= TIMINGS:
+        return True
+    return num_timings <= MOST_TIMINGS and spread(step.timings, threads=threads) > OUTLIER
 
 
 def _table(

@@ -58,8 +58,10 @@ def load(request: pb.ConfigureRequest) -> Loaded:
         raise InvalidSpec("Configure", [problem])
     weight_bytes = spec.weight_bytes(request.dtype)
     _check(weight_bytes, request.kv_tokens * spec.kv_bytes_per_token(request.dtype))
+    model = load_llama(folder, spec, dtype)
+    model.warm_up()
     return Loaded(
-        model=load_llama(folder, spec, dtype),
+        model=model,
         spec=spec,
         path=request.model_path,
         dtype=request.dtype,

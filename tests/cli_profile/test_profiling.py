@@ -14,9 +14,9 @@ import pytest
 from cli_profile_server import Server
 from exegpt_cli import profiling
 from exegpt_cli.cache import Cache
-from exegpt_cli.profiling import ProfileTarget, cached_table, local_key, profile
+from exegpt_cli.profiling import HELD_OUT_TIMINGS, ProfileTarget, cached_table, local_key, profile
 from exegpt_planner.errors import InvalidSpec, Unavailable
-from exegpt_planner.profile_design import Coverage
+from exegpt_planner.profile_design import Coverage, design
 from exegpt_planner.profile_table import ProfileTable
 
 COVERAGE = Coverage(decode_queries=4, context=64, encode_tokens=64, encode_chunks=4, kv_tokens=256)
@@ -95,8 +95,28 @@ def test_an_interrupted_profile_continues_after_a_torn_line(
     path.write_bytes(b"".join(lines[:31]) + lines[31][:40])
     server.measured.clear()
     table = profile(target, server.address, COVERAGE, cache)
-    assert set(server.measured) == set(range(31, NUM_STEPS))
+    missing = list(range(31, NUM_STEPS))
+    assert server.measured[: len(missing)] == missing  # before any step is measured again
     assert table.num_samples == NUM_STEPS
+
+
+def test_measurements_of_a_step_lie_a_sweep_apart_and_outlast_an_interruption(
+    target: ProfileTarget, server: Server, cache: Cache
+) -> None:
+    def stop_after_two_sweeps(_done: int, _total: int, what: str) -> None:
+        if what.endswith("sweep 3"):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        profile(target, server.address, COVERAGE, cache, stop_after_two_sweeps)
+    assert server.measured[:NUM_STEPS] == list(range(NUM_STEPS))
+    second = server.measured[NUM_STEPS:]
+    assert sorted(second) == list(range(NUM_STEPS))
+    held_out = [step.id for step in design(COVERAGE, seed=1, num_steps=NUM_STEPS) if step.held_out]
+    assert second[: len(held_out)] == held_out
+    server.measured.clear()
+    profile(target, server.address, COVERAGE, cache)
+    assert max(server.measured.count(step) for step in range(NUM_STEPS)) == HELD_OUT_TIMINGS - 2
 
 
 def test_coverage_grows_by_doubling_and_keeps_the_samples(

@@ -74,6 +74,14 @@ def num_padded(num_rows: int) -> int:
     return -(-num_rows // grain) * grain
 
 
+def padded_sizes(most: int) -> list[int]:
+    """The values of `num_padded` up to `most` rows, which must be one of them."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(num_padded(sizes[-1] + 1))
+    return sizes
+
+
 def padded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` (T, ...) with rows of zeros up to `num_padded`, where weights of `dtype` are packed."""
     missing = num_padded(len(x)) - len(x) if packs(dtype) else 0

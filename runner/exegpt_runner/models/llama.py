@@ -18,11 +18,13 @@ from exegpt_planner.model_spec import ModelSpec
 from exegpt_runner.kv_arena import KVShape
 from exegpt_runner.layers.attention import Masks, attend, causal_masks
 from exegpt_runner.layers.batch import Batch
-from exegpt_runner.layers.linear import Linear, padded
+from exegpt_runner.layers.linear import Linear, packs, padded, padded_sizes
 from exegpt_runner.layers.norm import RMSNorm
 from exegpt_runner.layers.rotary import Rotation, frequencies
 from exegpt_runner.weights import Checkpoint
 
+_COMPILED_ROWS = 2048  # beyond, compiling is little beside the product itself
+_COMPILED_SAMPLED = 256
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -67,6 +69,19 @@ class LlamaModel:
         return KVShape(
             num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
         )
+
+    def warm_up(self) -> None:
+        """Has the products compiled for the numbers of rows to come (seconds in all): else the first steps pay."""
+        if not packs(self.dtype):
+            return
+        layer = self.layers[0]  # the others' products are of the same shapes
+        for num_rows in padded_sizes(_COMPILED_ROWS):
+            x = torch.zeros(num_rows, self.spec.hidden, dtype=self.dtype)
+            queries = layer.qkv(x)[:, : self.spec.num_heads * self.spec.head_dim].contiguous()
+            layer.output.add(queries, x)
+            self._feed_forward(layer, x)
+            if num_rows <= _COMPILED_SAMPLED:
+                self.logits(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens: (T,); returns (T, E)."""

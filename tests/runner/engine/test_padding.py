@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt_runner.layers.linear import num_padded, packs, padded
+from exegpt_runner.layers.linear import num_padded, packs, padded, padded_sizes
 
 
 @given(st.integers(1, 100_000))
@@ -16,7 +16,9 @@ def test_padding_costs_an_eighth_at_most_and_never_loses_a_row(num_rows: int) ->
 
 
 def test_there_are_few_sizes() -> None:
-    assert len({num_padded(num_rows) for num_rows in range(1, 4097)}) == 57
+    sizes = {num_padded(num_rows) for num_rows in range(1, 4097)}
+    assert len(sizes) == 57
+    assert padded_sizes(4096) == sorted(sizes)
 
 
 @given(st.integers(1, 5000))
