@@ -30,10 +30,10 @@ from exegpt_gateway.step_log import StepLog, Steps, read_step_log
 from exegpt_gateway.worker_link import WorkerLink
 from exegpt_planner.schedule import AnySchedule, StaticSchedule
 from exegpt_planner.workload import Workload
+from exegpt_runner.measure import CALIBRATE_EVERY_S  # as in the profile: means of the same ratio
 from exegpt_wire import worker_pb2
 
 Floats = NDArray[np.float64]
-CALIBRATE_EVERY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Measured steps of a profile on disk, one JSON line a measurement, and as samples of one machine speed.
 
-A step is measured more than once, at different times; its sample is the median. The calibration kernel's time,
-smoothed over its neighbours, brings every measurement to the speed at the profile's median kernel time.
+A step is measured more than once, at different times; its sample is the mean, as promises are made of sums of steps.
+The calibration kernel's time, smoothed over its neighbours, brings every measurement to the speed at the profile's
+median kernel time.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def samples(steps: Sequence[MeasuredStep], *, threads: int) -> list[Sample]:
     return [
         Sample(
             shape=step.shape,
-            step_s=float(np.median(_normalised(step, kernel_s, threads))),
-            layers_s=float(np.median(_normalised_layers(step, kernel_s, threads))),
+            step_s=float(np.mean(_normalised(step, kernel_s, threads))),
+            layers_s=float(np.mean(_normalised_layers(step, kernel_s, threads))),
             held_out=step.held_out,
         )
         for step in steps

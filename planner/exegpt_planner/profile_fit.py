@@ -1,10 +1,14 @@
 """Curves of a profile table from timed steps.
 
 The time of a step is linear in the increments of its curves between their knots, and those are not negative: a non-
-negative least squares problem. Every step counts by its relative error, so small and large steps weigh alike;
-outliers count linearly (Huber, iterated reweighting). Adjacent segments are drawn towards one slope, as much as the
-noise asks for: noise fitted as steps would draw the search to its accidental bargains. How much is cross-validated: the
-smoothest curves that predict steps left out no worse. The layers and what lies outside them are fitted apart.
+negative least squares problem. What is fitted is the mean: promises are made of sums of steps, and where neighbours
+stretch some steps, the median lies some per cent below. Errors count relative to the fitted time, so that small and
+large steps weigh alike; relative to the measured time, quick measurements would weigh more and the curves come out low.
+Gross outliers count linearly (Huber, iterated reweighting).
+
+Adjacent segments are drawn towards one slope, as much as the noise asks for: noise fitted as steps would draw the search
+to its accidental bargains. How much is cross-validated: the smoothest curves that predict steps left out no worse. The
+layers and what lies outside them are fitted apart.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ from exegpt_planner.profile_table import Curve, LayerCurves, OutsideCurves, Step
 
 Floats = NDArray[np.float64]
 
-HUBER = 1.345  # 95 % efficient under normal noise
+HUBER = 4.0  # in usual errors: less would take the long tail, and with it the mean, for outliers
 LEAST_NOISE = (
     0.005  # no step is timed better; a smaller scale would take the rare kinds for outliers
 )
-ROUNDS = 12  # reweightings; the weights settle in fewer than ten
+ROUNDS = 12  # reweightings by outliers; they settle in fewer than ten
+WEIGHINGS = 3  # times that errors are weighed by the time fitted before
 SMOOTHINGS = (0.05, 0.5, 5.0, 50.0)  # weights of a change of slope, in relative errors of a step
 FOLDS = 5
 
@@ -100,19 +105,23 @@ def _fit(used: Sequence[Sample], num_layers: int, largest: StepShape, smoothing:
     step_s = np.array([sample.step_s for sample in used])
     layers_s = np.array([sample.layers_s for sample in used])
     shapes = [sample.shape for sample in used]
-    base, layer = _fit_curves(
-        shapes, layers_s / num_layers, num_layers / step_s, _LAYER, largest, smoothing
-    )
-    constant, outside = _fit_curves(
-        shapes, step_s - layers_s, 1 / step_s, _OUTSIDE, largest, smoothing
-    )
-    # A layer's constant has no field of its own; every step packs tokens, so it lies in their curve.
-    return Fit(
-        num_layers=num_layers,
-        layer=LayerCurves(**layer | {"tokens": _raised(layer["tokens"], base)}),
-        outside=OutsideCurves(**outside),
-        step_overhead_s=constant,
-    )
+    scale_s = step_s
+    for _ in range(WEIGHINGS):
+        base, layer = _fit_curves(
+            shapes, layers_s / num_layers, num_layers / scale_s, _LAYER, largest, smoothing
+        )
+        constant, outside = _fit_curves(
+            shapes, step_s - layers_s, 1 / scale_s, _OUTSIDE, largest, smoothing
+        )
+        # A layer's constant has no field of its own; every step packs tokens, so it lies in their curve.
+        fitted = Fit(
+            num_layers=num_layers,
+            layer=LayerCurves(**layer | {"tokens": _raised(layer["tokens"], base)}),
+            outside=OutsideCurves(**outside),
+            step_overhead_s=constant,
+        )
+        scale_s = np.array([fitted.step_s(shape) for shape in shapes])
+    return fitted
 
 
 def relative_errors(predicted_s: Sequence[float], measured_s: Sequence[float]) -> Floats:
