@@ -6,9 +6,9 @@ stretch some steps, the median lies some per cent below. Errors count relative t
 large steps weigh alike; relative to the measured time, quick measurements would weigh more and the curves come out low.
 Gross outliers count linearly (Huber, iterated reweighting).
 
-Adjacent segments are drawn towards one slope, as much as the noise asks for: noise fitted as steps would draw the search
-to its accidental bargains. How much is cross-validated: the smoothest curves that predict steps left out no worse. The
-layers and what lies outside them are fitted apart.
+Adjacent segments are drawn towards one slope, as much as the noise asks for: noise fitted as steps would draw the
+search to its accidental bargains. How much is cross-validated: the smoothest curves that predict steps left out no
+worse. The layers and what lies outside them are fitted apart.
 """
 
 from __future__ import annotations
