@@ -148,7 +148,7 @@ def propose(ready: Profiled, load: Workload, bound_s: float) -> Iterator[Candida
                 policy=name, schedule=schedule, predicted=predicted, is_choice=schedule == choice
             )
     pool = _plan(ready, load, bound_s, ["CRA"]).schedule.model_dump()["pool"]
-    sizes = sorted({max(1, round(pool * factor)) for factor in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)})
+    sizes = sorted({max(1, round(pool * factor)) for factor in (0.7, 0.85, 1.0, 1.3)})
     for size in sizes:
         yield Candidate(policy="ORCA", schedule=OrcaSchedule(pool=size))
     for size in sizes:

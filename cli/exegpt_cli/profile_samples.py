@@ -8,6 +8,7 @@ median kernel time.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -116,15 +117,19 @@ def typical_kernel_s(steps: Sequence[MeasuredStep]) -> float:
 def samples(steps: Sequence[MeasuredStep], *, threads: int) -> list[Sample]:
     """One sample a step, at the profile's typical speed."""
     kernel_s = typical_kernel_s(steps)
-    return [
-        Sample(
-            shape=step.shape,
-            step_s=float(np.mean(_normalised(step, kernel_s, threads))),
-            layers_s=float(np.mean(_normalised_layers(step, kernel_s, threads))),
-            held_out=step.held_out,
-        )
-        for step in steps
-    ]
+    return [_sample(step, kernel_s, threads) for step in steps]
+
+
+def _sample(step: MeasuredStep, kernel_s: float, threads: int) -> Sample:
+    step_s = np.array(_normalised(step, kernel_s, threads))
+    scatter = float(step_s.std(ddof=1)) if len(step_s) > 1 else 0.0
+    return Sample(
+        shape=step.shape,
+        step_s=float(step_s.mean()),
+        layers_s=float(np.mean(_normalised_layers(step, kernel_s, threads))),
+        held_out=step.held_out,
+        noise=scatter / math.sqrt(len(step_s)) / float(step_s.mean()),
+    )
 
 
 def spread(timings: Sequence[Timing], *, threads: int) -> float:

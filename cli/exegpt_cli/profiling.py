@@ -35,7 +35,7 @@ from exegpt_cli.profile_samples import (
 from exegpt_planner.errors import InvalidSpec, Unavailable
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_design import Coverage, DesignedStep, design
-from exegpt_planner.profile_fit import fit, relative_errors
+from exegpt_planner.profile_fit import error_p95, fit
 from exegpt_planner.profile_table import Curve, ProfileKey, ProfileTable, StepShape
 from exegpt_planner.strict import M, StrictModel, read_json
 from exegpt_wire import worker_pb2
@@ -299,10 +299,9 @@ def _table(
     )
     held_out = [sample for sample in used if sample.held_out]
     predicted_s = [table.step_s(sample.shape) for sample in held_out]
-    errors = relative_errors(predicted_s, [sample.step_s for sample in held_out])
     return table.model_copy(
         update={
-            "error_p95": float(np.quantile(np.abs(errors), 0.95)),
+            "error_p95": error_p95(predicted_s, held_out),
             "outside": fitted.outside.model_copy(
                 update={"sampled": _steeper(fitted.outside.sampled, beside.sampled_s)}
             ),

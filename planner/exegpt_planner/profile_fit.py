@@ -48,6 +48,7 @@ class Sample:
     step_s: float
     layers_s: float  # of step_s, all layers together
     held_out: bool
+    noise: float = 0.0  # relative standard error of step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,19 @@ def relative_errors(predicted_s: Sequence[float], measured_s: Sequence[float]) -
     measured = np.asarray(measured_s, dtype=np.float64)
     errors: Floats = predicted / measured - 1
     return errors
+
+
+def error_p95(predicted_s: Sequence[float], measured: Sequence[Sample]) -> float:
+    """95th percentile of the curves' own |relative error|.
+
+    What is seen is that error and the measurements' noise together, and their variances add: the errors are shrunk by
+    the share that the noise explains.
+    """
+    errors = relative_errors(predicted_s, [sample.step_s for sample in measured])
+    seen = float(np.mean(errors**2))
+    noise = float(np.mean([sample.noise**2 for sample in measured]))
+    own_share = max(0.0, seen - noise) / seen if seen else 0.0
+    return float(np.quantile(np.abs(errors), 0.95)) * math.sqrt(own_share)
 
 
 def _raised(curve: Curve, constant_s: float) -> Curve:

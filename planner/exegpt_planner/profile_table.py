@@ -113,7 +113,7 @@ class ProfileTable(StrictModel):
     outside: OutsideCurves
     step_overhead_s: float = Field(ge=0)  # bookkeeping of one step in the worker
     dispatch_s: float = Field(ge=0)  # the worker waits this long for the conductor's next message
-    error_p95: float = Field(ge=0)  # 95th percentile of |relative error| on held-out shapes
+    error_p95: float = Field(ge=0)  # of the curves' |relative error| on held-out shapes
     kernel_s: float = Field(gt=0)  # the calibration kernel's time while profiling
     num_samples: int = Field(ge=0)
     spread: float = Field(ge=0)  # median relative spread of repeated measurements

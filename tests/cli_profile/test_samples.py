@@ -48,7 +48,10 @@ def test_a_slow_spell_is_normalised_away() -> None:
 
 def test_a_sample_is_the_mean_of_its_timings() -> None:
     step = _step(0, *(_timing(cpu_s, 0.006) for cpu_s in (0.010, 0.011, 0.018)))
-    assert samples([step], threads=1)[0].step_s == pytest.approx(0.013)
+    [sample] = samples([step], threads=1)
+    assert sample.step_s == pytest.approx(0.013)
+    scatter = (19 / 1e6) ** 0.5  # (9 + 4 + 25) / 2 square milliseconds
+    assert sample.noise == pytest.approx(scatter / 3**0.5 / 0.013)
     assert spread(step.timings, threads=1) == pytest.approx(8 / 11)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exegpt_planner.profile_design import Coverage, DesignedStep, design
-from exegpt_planner.profile_fit import Fit, Sample, fit, relative_errors
+from exegpt_planner.profile_fit import Fit, Sample, error_p95, fit, relative_errors
 from exegpt_planner.profile_table import StepShape
 
 LAYERS = 30
@@ -178,3 +178,21 @@ def test_a_single_kind_of_step_can_be_fitted() -> None:
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         fit([], num_layers=LAYERS, largest=COVERAGE.largest)
+
+
+@pytest.mark.parametrize("own", [0.0, 0.03, 0.1])
+def test_the_error_is_the_curves_own_without_the_noise_of_measuring(own: float) -> None:
+    rng = np.random.default_rng(3)
+    noise = 0.06
+    measured = [
+        replace(sample, noise=noise)
+        for sample in _samples(lambda rng: 1 + noise * rng.standard_normal(), num=2000)
+    ]
+    predicted_s = [_step_s(s.shape) * (1 + own * rng.standard_normal()) for s in measured]
+    assert error_p95(predicted_s, measured) == pytest.approx(1.96 * own, rel=0.1, abs=0.03)
+
+
+def test_without_noise_the_error_is_as_seen() -> None:
+    measured = _samples(lambda rng: 1.0, num=100)
+    predicted_s = [1.2 * sample.step_s for sample in measured]
+    assert error_p95(predicted_s, measured) == pytest.approx(0.2)
