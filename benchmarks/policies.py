@@ -1,7 +1,7 @@
 """Which policy serves the most within one bound? Every policy tuned over its own knobs by
 measurement, on one engine.
 
-    python benchmarks/policies.py [--quick] [--model random] [--tasks S,T,G] [--out results/policies]
+    python benchmarks/policies.py [--quick] [--model random] [--points S-tight,T-loose] [--out results/policies]
 
 RRA and CRA start from the planner's choice and its neighbours; static batches (with and without
 early termination) and ORCA's iteration-level refill from
@@ -37,7 +37,7 @@ from exegpt_planner.simulator import simulate
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.workload import Workload
-from points import BOUND_SHARES, STRATEGIES, between, reach, workload
+from points import BOUND_SHARES, STRATEGIES, TASKS, between, reach, workload
 from saturate import Measured, Served, Until, measure, run
 
 KV_BUDGET_BYTES = 2 << 30
@@ -60,26 +60,28 @@ def main() -> None:
     )
     options.add_argument("--quick", action="store_true", help="one point, one pass")
     options.add_argument("--model", default="random")
-    options.add_argument("--tasks", default="S,T,G")
+    options.add_argument(
+        "--points", default=",".join(f"{task}-{bound}" for task in "STG" for bound in BOUND_SHARES)
+    )
     options.add_argument("--passes", type=int, default=2)
     options.add_argument("--seconds", type=float, default=7.0, help="a run, after its warm-up")
     options.add_argument("--out", type=Path, default=Path("results/policies"))
     given = options.parse_args()
-    shares = dict(BOUND_SHARES)
     if given.quick:
-        given.tasks, given.passes = "T", 1
-        shares = {"loose": BOUND_SHARES["loose"]}
+        given.points, given.passes = "T-loose", 1
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console(width=150)
-    tasks = given.tasks.split(",")
-    loads = {task: workload(task) for task in tasks}
+    points = given.points.split(",")
+    loads = {task: workload(task) for task in TASKS}  # one profile for any points
     rows: list[dict] = []
     with profiled(given.model, list(loads.values())) as ready:
-        for task, (label, share) in itertools.product(tasks, shares.items()):
-            bound_s = between(*reach(ready.table, loads[task], kv_budget(ready)), share)
-            console.print(f"\n[bold]{task} {label}[/]: s99 answers within {bound_s:.3f} s")
-            found = measure_point(ready, loads[task], bound_s, given, f"{task}-{label}")
-            rows += [{"point": f"{task}-{label}", "bound_s": bound_s, **row} for row in found]
+        for name in points:
+            task, bound = name.split("-")
+            reached = reach(ready.table, loads[task], kv_budget(ready))
+            bound_s = between(*reached, BOUND_SHARES[bound])
+            console.print(f"\n[bold]{name}[/]: s99 answers within {bound_s:.3f} s")
+            found = measure_point(ready, loads[task], bound_s, given, name)
+            rows += [{"point": name, "bound_s": bound_s, **row} for row in found]
             (given.out / "runs.json").write_text(json.dumps(rows, indent=1))
             console.print(_table(found))
     report(rows, console)
@@ -109,7 +111,8 @@ def measure_point(
     )
     # longer than the longest answer of any feasible schedule takes: the pool is stationary
     warm_up_s = 1.5 * bound_s * load.output.max / load.s99 + 0.5
-    until = Until(probes=0, warm_up_s=warm_up_s, at_least_s=given.seconds, at_most_s=given.seconds)
+    seconds = max(given.seconds, 2.5 * bound_s)  # two batches that decode to the longest answer
+    until = Until(probes=0, warm_up_s=warm_up_s, at_least_s=seconds, at_most_s=seconds)
     runs: dict[int, list[Measured]] = {index: [] for index in range(len(candidates))}
     for turn, (index, candidate) in itertools.product(
         range(given.passes), list(enumerate(candidates))
