@@ -61,7 +61,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="one point, one pass")
     options.add_argument("--model", default="random")
     options.add_argument(
-        "--points", default=",".join(f"{task}-{bound}" for task in "STG" for bound in BOUND_SHARES)
+        "--points", default=",".join(f"{task}-{bound}" for task in TASKS for bound in BOUND_SHARES)
     )
     options.add_argument("--passes", type=int, default=2)
     options.add_argument("--seconds", type=float, default=7.0, help="a run, after its warm-up")

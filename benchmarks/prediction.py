@@ -228,13 +228,17 @@ def report(rows: Sequence[dict], console: Console) -> None:
     add("pool size", rows, lambda row: row["pool_error"])
     console.print(table)
     console.print(_spread(rows))
-    for clock, chosen in (("raw", quiet), ("raw, steady", steady), ("normalised", rows)):
-        kept = sum(row["measured"][clock.split(",")[0]]["s99_kept"] for row in chosen)
+    for label, clock, chosen in (
+        ("raw", "raw", quiet),
+        ("raw, steady", "raw", steady),
+        ("normalised", "normalised", rows),
+    ):
+        kept = sum(row["measured"][clock]["s99_kept"] for row in chosen)
         total = sum(row["measured"]["num_s99"] for row in chosen)
         if total:
             low, high = clopper_pearson(kept, total)
             console.print(
-                f"s99 answers within the bound, {clock}, {len(chosen)} runs: {kept}/{total} = {kept / total:.2%} "
+                f"s99 answers within the bound, {label}, {len(chosen)} runs: {kept}/{total} = {kept / total:.2%} "
                 f"(95 % Clopper-Pearson {low:.2%} .. {high:.2%})"
             )
 
