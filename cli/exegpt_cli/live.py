@@ -20,6 +20,7 @@ COUNTERS = (
     "exegpt_normalised_latency_seconds_sum",
     "exegpt_normalised_latency_seconds_count",
 )
+SLOWDOWN = "exegpt_machine_slowdown_ratio"
 
 
 def invitation(host: str, port: int, model: str) -> str:
@@ -65,4 +66,7 @@ class Window:
         share = self._registry.get_sample_value("exegpt_within_bound_ratio")
         if share is not None and normalised:
             parts.append(f"{share:.1%} within {self._plan.bound.seconds:g} s")
+        slowdown = self._registry.get_sample_value(SLOWDOWN)
+        if slowdown:
+            parts.append(f"machine at {1 / slowdown:.2f} of its speed while profiling")
         return f"last {seconds:.0f} s: " + ", ".join(parts)

@@ -40,7 +40,7 @@ from exegpt_planner.errors import Unavailable
 from exegpt_wire import worker_pb2
 
 DRAIN_S = 600.0  # the longest answer of a slow machine; a second signal does not wait
-CALIBRATE_EVERY_S = 0.3  # with a step log: 2 % of the time, to normalise its clocks by
+CALIBRATE_EVERY_S = 1.0  # under 1 % of the time, to know the machine's speed beside its profile
 READY_POLL_S = 0.02
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -98,7 +98,7 @@ class _Serving:
         self._conductor = Conductor(
             WorkerLink(
                 ready.supervisor.address,
-                _configuration(ready, calibrate=step_log is not None),
+                _configuration(ready),
                 on_hung=ready.supervisor.restart,
             ),
             schedule=ready.plan.schedule,
@@ -240,14 +240,15 @@ def promise_of(ready: Ready) -> Promise:
     return Promise(
         bound_s=ready.plan.bound.seconds,
         prediction=ready.plan.prediction,
+        table=ready.table,
         normalise=Simulated(ready.plan, ready.table, ready.wanted.workload).normaliser(),
     )
 
 
-def _configuration(ready: Ready, *, calibrate: bool) -> worker_pb2.ConfigureRequest:
+def _configuration(ready: Ready) -> worker_pb2.ConfigureRequest:
     return worker_pb2.ConfigureRequest(
         model_path=str(ready.wanted.folder),
         dtype=ready.wanted.deployment.spec.model.dtype,
         kv_tokens=ready.plan.kv_tokens_capacity,
-        calibrate_every_s=CALIBRATE_EVERY_S if calibrate else 0.0,
+        calibrate_every_s=CALIBRATE_EVERY_S,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from exegpt_gateway.messages import shape_of
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.pool import Pool, Query
 from exegpt_gateway.query import Finish, TokenEvent
@@ -121,15 +122,8 @@ class Ledger:
             )
 
     def _note_iteration(self, result: worker_pb2.IterationResult) -> None:
-        shape, metrics = result.shape, self.metrics
-        kind = "mixed" if shape.encode_chunks and shape.decode_queries else "decode"
-        if shape.encode_chunks:
-            metrics.encode_batch.observe(shape.encode_chunks)
-            kind = kind if shape.decode_queries else "encode"
-        if shape.decode_queries:
-            metrics.decode_batch.observe(shape.decode_queries)
-        metrics.iteration_s.labels(kind).observe(result.clocks.wall_s)
+        self.metrics.iterated(shape_of(result.shape), result.clocks)
         if result.evicted:
-            metrics.evictions.inc(len(result.evicted))
+            self.metrics.evictions.inc(len(result.evicted))
         if self._log is not None:
             self._log.iteration(result)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from exegpt_gateway.policies import StepPlan
 from exegpt_gateway.pool import Pool, Query
 from exegpt_gateway.query import Finish
+from exegpt_planner.profile_table import StepShape
 from exegpt_wire import worker_pb2
 
 FINISH: dict[worker_pb2.Finish.ValueType, Finish | None] = {
@@ -12,6 +15,9 @@ FINISH: dict[worker_pb2.Finish.ValueType, Finish | None] = {
     worker_pb2.STOP: "stop",
     worker_pb2.LENGTH: "length",
 }
+
+
+_SHAPE = fields(StepShape)
 
 
 def step_command(plan: StepPlan, sequence: int, pool: Pool) -> worker_pb2.Command:
@@ -33,6 +39,11 @@ def step_command(plan: StepPlan, sequence: int, pool: Pool) -> worker_pb2.Comman
             num_generated=len(query.generated),
         )
     return worker_pb2.Command(step=step)
+
+
+def shape_of(message: worker_pb2.Shape) -> StepShape:
+    """The shape of an iteration."""
+    return StepShape(**{each.name: getattr(message, each.name) for each in _SHAPE})
 
 
 def _sampling(query: Query) -> worker_pb2.Sampling:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from exegpt_gateway.speed import MachineSpeed
+from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import (
     AnySchedule,
     CraSchedule,
@@ -21,6 +23,7 @@ from exegpt_planner.schedule import (
     RraSchedule,
     StaticSchedule,
 )
+from exegpt_wire import worker_pb2
 
 LENGTHS = tuple(2**power for power in range(18))  # tokens
 BATCHES = tuple(2**power for power in range(12))  # queries
@@ -35,6 +38,7 @@ class Promise:
 
     bound_s: float
     prediction: Prediction
+    table: ProfileTable
     normalise: Callable[[int], float | None]  # output tokens -> predicted(s99) / predicted(L)
 
 
@@ -51,6 +55,8 @@ class Metrics:
         self._answers(registry)
         if promise is not None:
             self._promised(registry, promise)
+            self._beside_table(registry)
+            self._speed = MachineSpeed(promise.table.kernel_s)
 
     def in_force(self, schedule: AnySchedule) -> None:
         """Shows the knobs of a schedule; those that it does not have are 0."""
@@ -81,6 +87,26 @@ class Metrics:
         self.normalised_s.observe(completion_s * ratio)
         self._within.append(completion_s * ratio <= self._promise.bound_s)
         self.within_share.set(sum(self._within) / len(self._within))
+
+    def iterated(self, shape: StepShape, clocks: worker_pb2.Clocks) -> None:
+        """Notes an iteration of the worker: its batch, its time, and what the profile says of it."""
+        kind = "mixed" if shape.encode_chunks and shape.decode_queries else "decode"
+        if shape.encode_chunks:
+            self.encode_batch.observe(shape.encode_chunks)
+            kind = kind if shape.decode_queries else "encode"
+        if shape.decode_queries:
+            self.decode_batch.observe(shape.decode_queries)
+        self.iteration_s.labels(kind).observe(clocks.wall_s)
+        if self._promise is None or not clocks.kernel_s:  # without a reading nothing is comparable
+            return
+        table = self._promise.table
+        slowdown = self._speed.slowdown(clocks.kernel_s)
+        clock_s = (
+            clocks.cpu_s if table.key.threads == 1 else clocks.wall_s
+        )  # as the profile was measured
+        self.unslowed_s.inc(clock_s / slowdown)
+        self.predicted_s.inc(table.step_s(shape))
+        self.slowdown.set(slowdown)
 
     def _lengths_and_queue(self, registry: CollectorRegistry) -> None:
         self.input_tokens = Histogram(
@@ -185,6 +211,23 @@ class Metrics:
         self.within_share = Gauge(
             "exegpt_within_bound_ratio",
             "Share of the latest answers whose normalised latency keeps the bound",
+            registry=registry,
+        )
+
+    def _beside_table(self, registry: CollectorRegistry) -> None:
+        self.slowdown = Gauge(
+            "exegpt_machine_slowdown_ratio",
+            "Time for the same work now / while profiling, by the calibration kernel",
+            registry=registry,
+        )
+        self.unslowed_s = Counter(
+            "exegpt_unslowed_iteration_seconds",
+            "What the iterations would have taken at the machine's speed while profiling",
+            registry=registry,
+        )
+        self.predicted_s = Counter(
+            "exegpt_predicted_iteration_seconds",
+            "What the profile says of the iterations",
             registry=registry,
         )
 

@@ -1,8 +1,8 @@
 """Clocks of the worker, and the calibration kernel that says how fast the machine is at this moment.
 
-Neighbours and frequency changes move a core's speed by 10-20 %. A fixed kernel of a few milliseconds, in the
-proportions of the engine (bf16 and fp32 products, memory reads), runs now and then outside the step clocks; a time
-measured while the kernel took k seconds is normalised to the profile by
+Neighbours and frequency changes move a core's speed by tens of percent. A fixed kernel of a few milliseconds, of the
+engine's own products over weights that change from one to the next, and of reads of memory, runs now and then outside
+the step clocks; a time measured while the kernel took k seconds is normalised to the profile by
 
     seconds * kernel_s(profile) / k
 
@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 import torch
 
-_READ_FLOATS = 8 * 1024 * 1024  # 32 MiB: beyond a core's own caches, as weights are
+from exegpt_runner.layers.linear import Linear
+
+# Busy neighbours slow products over many weights most, and memory reads and what a core's caches hold least. In these
+# proportions a slow hour costs the kernel about what it costs a step: log(step) moved by 0.7 to 1.3 of log(kernel) in
+# two trials of decode and encode steps, where small products over one weight had 1.0 to 1.9 (decisions/0008).
+_PRODUCTS = 12  # of 64 rows with distinct weights, 21 MB of them: beyond a core's own caches, as a model's are
+_ROWS, _FEATURES, _OUTPUTS = 64, 576, 1536
+_READ_FLOATS = 4 * 1024 * 1024  # 16 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +67,11 @@ class CalibrationKernel:
     def __init__(self, *, threads: int) -> None:
         generator = torch.Generator().manual_seed(0)
         self._by_cpu = threads == 1
-        self._half = torch.randn(64, 512, generator=generator).to(torch.bfloat16)
-        self._half_weight = torch.randn(2048, 512, generator=generator).to(torch.bfloat16)
-        self._full = torch.randn(64, 512, generator=generator)
-        self._full_weight = torch.randn(512, 512, generator=generator)
+        self._rows = torch.randn(_ROWS, _FEATURES, generator=generator).to(torch.bfloat16)
+        self._products = [
+            Linear(torch.randn(_OUTPUTS, _FEATURES, generator=generator).to(torch.bfloat16))
+            for _ in range(_PRODUCTS)
+        ]
         self._memory = torch.randn(_READ_FLOATS, generator=generator)
         self._ran_s = float("-inf")
         self.latest_s = 0.0
@@ -82,10 +90,8 @@ class CalibrationKernel:
         return self.latest_s
 
     def _work(self) -> None:
-        for _ in range(4):
-            torch.nn.functional.linear(self._half, self._half_weight)
-        for _ in range(4):
-            torch.nn.functional.linear(self._full, self._full_weight)
+        for product in self._products:
+            product(self._rows)
         self._memory.sum()
 
     def _read(self) -> float:

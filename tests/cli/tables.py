@@ -1,4 +1,4 @@
-"""Profile tables made up, and put where a measured one would be."""
+"""Profile tables and a prediction, made up, and put where a measured one would be."""
 
 from __future__ import annotations
 
@@ -16,10 +16,27 @@ from exegpt_planner.profile_table import (
     ProfileKey,
     ProfileTable,
 )
+from exegpt_planner.schedule import Prediction
 
 KEY = ProfileKey(model_fingerprint="x", device="cpu: test", dtype="float32", threads=1, versions={})
 LARGE = Coverage(
     decode_queries=1024, context=512, encode_tokens=16384, encode_chunks=512, kv_tokens=1 << 17
+)
+
+PREDICTION = Prediction(
+    queries_per_s=4,
+    tokens_per_s=80,
+    cycle_s=1,
+    encode_share=0.25,
+    first_token_s=0.25,
+    latency_mean_s=1.5,
+    latency_sd_s=0.1,
+    latency_p99_s=1.75,
+    promised_s=1.8,
+    pool_mean=6,
+    pool_sd=2,
+    kv_tokens=1000,
+    kv_tokens_reserved=1500,
 )
 
 

@@ -6,13 +6,12 @@ import asyncio
 import math
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from exegpt_cli.bench.client import Target
 from exegpt_cli.bench.load import Limits
 from exegpt_cli.bench.options import BenchOptions
 from exegpt_cli.bench.report import BenchReport, measured, write_csv
 from exegpt_cli.bench.run import LoadPlan, Outcome, run_load
+from exegpt_cli.bench.scraped import Scraped
 from exegpt_cli.lifetime import ending_cleanly
 from exegpt_cli.output import progress
 from exegpt_cli.own_server import Announcement, OwnServer
@@ -24,7 +23,6 @@ from exegpt_planner.workload import Workload, read_workload
 POOL_SDS = 4.0  # the pool passes its mean by more once in 30,000 cycles
 SETTLING = 1.5  # warm-up, in latencies of an s99 answer: by then the pool has forgotten its start
 SETTLING_MIN_S = 3.0
-CYCLE = "exegpt_cycle_seconds"
 
 
 def bench_own(options: BenchOptions) -> BenchReport:
@@ -107,6 +105,7 @@ def own_load(  # noqa: PLR0913 - a load's own parts
 
 def own_report(server: Announcement, load: LoadPlan, outcome: Outcome, s99: int) -> BenchReport:
     """What the load achieved, beside what the server's plan predicts."""
+    scraped = Scraped(outcome.before, outcome.after)
     return measured(
         outcome.load,
         warm_up_s=load.warm_up_s,
@@ -114,30 +113,9 @@ def own_report(server: Announcement, load: LoadPlan, outcome: Outcome, s99: int)
         bound_s=server.plan.bound.seconds,
         target=f"{server.model} on this machine",
         arrivals=load.arrivals,
-        cycle_s=cycle_between(outcome.before, outcome.after),
+        cycle_s=scraped.cycle_s,
+        speed=scraped.speed,
+        saturated=load.rate_per_s is None,
         schedule=server.plan.schedule,
         predicted=server.plan.prediction,
     )
-
-
-def cycle_between(before: str | None, after: str | None) -> float | None:
-    """The mean cycle between two states of a server's /metrics; None without any in between."""
-    if before is None or after is None:
-        return None
-    first, last = _cycles(before), _cycles(after)
-    count = last[1] - first[1]
-    return (last[0] - first[0]) / count if count > 0 else None
-
-
-def _cycles(metrics: str) -> tuple[float, float]:
-    """Seconds in cycles so far, and how many."""
-    total = count = 0.0
-    for family in text_string_to_metric_families(metrics):
-        if family.name != CYCLE:
-            continue
-        for sample in family.samples:
-            if sample.name == f"{CYCLE}_sum":
-                total = sample.value
-            elif sample.name == f"{CYCLE}_count":
-                count = sample.value
-    return total, count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exegpt_cli.bench.report import BenchReport, Spread
+from exegpt_cli.bench.report import BenchReport, Speed, Spread
 from exegpt_cli.output import answer, print_table
 
 
@@ -30,7 +30,7 @@ def render(report: BenchReport) -> None:
 
 def side_by_side(report: BenchReport) -> None:
     """Print predicted beside measured; only measured when nothing was predicted."""
-    s99, predicted = report.s99_completion_s, report.predicted
+    s99, predicted, speed = report.s99_completion_s, report.predicted, report.speed
     rows: list[tuple[str, float | None, str]] = [
         ("tokens/s", report.tokens_per_s, ".1f"),
         ("queries/s", report.queries_per_s, ".3f"),
@@ -54,8 +54,25 @@ def side_by_side(report: BenchReport) -> None:
             for (name, value, form), hoped in zip(rows, expected, strict=True)
         ]
         columns = ["", "predicted", "measured", "measured/predicted"]
+        if speed is not None and report.saturated:  # otherwise the clients set the pace
+            columns.append("without slowdown")
+            factors = (speed.slowdown, speed.slowdown, *[1 / speed.slowdown] * 3)
+            for cell, (_, value, _), hoped, factor in zip(
+                cells, rows, expected, factors, strict=True
+            ):
+                cell.append(_ratio(None if value is None else value * factor, hoped))
         print_table("Predicted and measured", columns, cells)
     answer(bound_line(report))
+    if speed is not None:
+        answer(speed_line(speed))
+
+
+def speed_line(speed: Speed) -> str:
+    """In words, how fast the machine was, and how right the profile apart from that."""
+    return (
+        f"Machine: the same work took {speed.slowdown:.2f} times as long as while profiling, by the calibration "
+        f"kernel; apart from that, iterations took {speed.beside_profile:.2f} times what the profile says."
+    )
 
 
 def bound_line(report: BenchReport) -> str:

@@ -41,12 +41,20 @@ class BoundKept(StrictModel):
     high: float
 
 
+class Speed(StrictModel):
+    """The worker's iterations over the window beside the profile, by the server's metrics."""
+
+    slowdown: float  # time for the same work / while profiling, by the calibration kernel
+    beside_profile: float  # time of the iterations without that slowdown / by the profile
+
+
 class BenchReport(StrictModel):
     """What one load achieved (docs/formats.md)."""
 
     version: Literal["exegpt.bench/v1"] = "exegpt.bench/v1"
     target: str
     arrivals: str  # "saturated, 40 in flight" or "Poisson, 2 per second"
+    saturated: bool  # a backlog at all times: what throughput is predicted for
     clock: Literal["encode start", "sending"]  # where completion times start
     window_s: float
     num_queries: int  # completed inside the window
@@ -61,6 +69,7 @@ class BenchReport(StrictModel):
     s99_completion_s: Spread | None
     s99_within_bound: BoundKept | None
     cycle_s: float | None  # as the server's metrics say, over the window
+    speed: Speed | None
     schedule: AnySchedule | None
     predicted: Prediction | None
 
@@ -78,7 +87,9 @@ def measured(  # noqa: PLR0913 - the report's own parts
     bound_s: float | None,
     target: str,
     arrivals: str,
+    saturated: bool,
     cycle_s: float | None = None,
+    speed: Speed | None = None,
     schedule: AnySchedule | None = None,
     predicted: Prediction | None = None,
 ) -> BenchReport:
@@ -101,6 +112,7 @@ def measured(  # noqa: PLR0913 - the report's own parts
     return BenchReport(
         target=target,
         arrivals=arrivals,
+        saturated=saturated,
         clock="encode start" if _server_clock(done) else "sending",
         window_s=window_s,
         num_queries=len(done),
@@ -117,6 +129,7 @@ def measured(  # noqa: PLR0913 - the report's own parts
         if share is None or bound_s is None
         else BoundKept(bound_s=bound_s, **asdict(share)),
         cycle_s=cycle_s,
+        speed=speed,
         schedule=schedule,
         predicted=predicted,
     )

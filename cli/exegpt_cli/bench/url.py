@@ -53,6 +53,7 @@ def bench_url(options: BenchOptions) -> BenchReport:
         bound_s=options.bound_s,
         target=f"{target.model} at {target.url}",
         arrivals=plan.arrivals,
+        saturated=plan.rate_per_s is None,
     )
 
 

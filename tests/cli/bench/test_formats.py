@@ -13,7 +13,7 @@ import pytest
 from exegpt_cli.bench.client import Answer
 from exegpt_cli.bench.load import Load
 from exegpt_cli.bench.queries import Query
-from exegpt_cli.bench.report import BenchReport, measured, write_csv
+from exegpt_cli.bench.report import BenchReport, Speed, measured, write_csv
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.schedule import Prediction, RraSchedule
 from exegpt_planner.strict import parse, read_json
@@ -77,7 +77,9 @@ def report() -> BenchReport:
         bound_s=2.25,
         target="small on this machine",
         arrivals="saturated, 2 in flight",
+        saturated=True,
         cycle_s=0.5,
+        speed=Speed(slowdown=1.25, beside_profile=1.04),
         schedule=RraSchedule(encode_batch=1, encode_interval=3),
         predicted=PREDICTED,
     )

@@ -94,6 +94,7 @@ def measured_of(outcome: Outcome) -> BenchReport:
         bound_s=LENGTHS.s99 / 50,
         target="fake",
         arrivals="test",
+        saturated=True,
     )
 
 
@@ -182,7 +183,14 @@ def test_only_what_happens_inside_the_window_is_measured(tmp_path: Path) -> None
     ]
     load = Load(answers=answers, started_s=100.0, stopped_s=110.0)
     report = measured(
-        load, warm_up_s=3.0, s99=2, bound_s=4.0, target="t", arrivals="a", predicted=None
+        load,
+        warm_up_s=3.0,
+        s99=2,
+        bound_s=4.0,
+        target="t",
+        arrivals="a",
+        saturated=True,
+        predicted=None,
     )
     assert report.window_s == 7.0
     assert report.num_queries == 1
@@ -202,7 +210,7 @@ def test_only_what_happens_inside_the_window_is_measured(tmp_path: Path) -> None
 def test_a_load_shorter_than_its_warm_up_says_so() -> None:
     load = Load(answers=[], started_s=0.0, stopped_s=2.0)
     with pytest.raises(Unavailable, match="warm-up"):
-        measured(load, warm_up_s=3.0, s99=2, bound_s=None, target="t", arrivals="a")
+        measured(load, warm_up_s=3.0, s99=2, bound_s=None, target="t", arrivals="a", saturated=True)
 
 
 def test_queries_are_the_same_for_the_same_seed_and_stay_within_the_vocabulary() -> None:

@@ -6,33 +6,18 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cli.tables import LARGE, PREDICTION, table_up_to
 from conductors import MakeWorker, Serve, build_conductor, collect_all, greedy
 from exegpt_gateway.metrics import Metrics, Promise
 from exegpt_planner.schedule import (
     AnySchedule,
     CraSchedule,
     OrcaSchedule,
-    Prediction,
     RraSchedule,
     StaticSchedule,
 )
 
 GLOSSARY = Path(__file__).parents[3] / "docs" / "glossary.md"
-PREDICTION = Prediction(
-    queries_per_s=4,
-    tokens_per_s=80,
-    cycle_s=1,
-    encode_share=0.25,
-    first_token_s=0.25,
-    latency_mean_s=1.5,
-    latency_sd_s=0.1,
-    latency_p99_s=1.75,
-    promised_s=1.8,
-    pool_mean=6,
-    pool_sd=2,
-    kv_tokens=1000,
-    kv_tokens_reserved=1500,
-)
 
 
 def promise(bound_s: float = 2.0) -> Promise:
@@ -40,6 +25,7 @@ def promise(bound_s: float = 2.0) -> Promise:
     return Promise(
         bound_s=bound_s,
         prediction=PREDICTION,
+        table=table_up_to(LARGE),
         normalise=lambda length: 20 / length if length <= 20 else None,
     )
 
