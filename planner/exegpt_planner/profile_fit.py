@@ -137,13 +137,16 @@ def error_p95(predicted_s: Sequence[float], measured: Sequence[Sample]) -> float
     """95th percentile of the curves' own |relative error|.
 
     What is seen is that error and the measurements' noise together, and their variances add: the errors are shrunk by
-    the share that the noise explains.
+    the share that the noise explains. What is left is known to seen * sqrt(2 / n) only, with n errors, and that is
+    added: no profile looks exact because it was measured badly.
     """
     errors = relative_errors(predicted_s, [sample.step_s for sample in measured])
     seen = float(np.mean(errors**2))
+    if not seen:
+        return 0.0
     noise = float(np.mean([sample.noise**2 for sample in measured]))
-    own_share = max(0.0, seen - noise) / seen if seen else 0.0
-    return float(np.quantile(np.abs(errors), 0.95)) * math.sqrt(own_share)
+    own = max(0.0, seen - noise) + seen * math.sqrt(2 / len(measured))
+    return float(np.quantile(np.abs(errors), 0.95)) * math.sqrt(min(1.0, own / seen))
 
 
 def _raised(curve: Curve, constant_s: float) -> Curve:

@@ -192,6 +192,17 @@ def test_the_error_is_the_curves_own_without_the_noise_of_measuring(own: float) 
     assert error_p95(predicted_s, measured) == pytest.approx(1.96 * own, rel=0.1, abs=0.03)
 
 
+def test_measuring_badly_never_makes_a_profile_look_exact() -> None:
+    """32 steps whose errors are all noise: a quarter of their variance cannot be told from the curves' own."""
+    measured = [
+        replace(sample, noise=0.12)  # overstated: it explains more than is seen
+        for sample in _samples(lambda rng: 1 + 0.06 * rng.standard_normal(), num=32)
+    ]
+    predicted_s = [_step_s(s.shape) for s in measured]
+    seen = np.quantile(np.abs(relative_errors(predicted_s, [s.step_s for s in measured])), 0.95)
+    assert error_p95(predicted_s, measured) == pytest.approx(seen / 2)
+
+
 def test_without_noise_the_error_is_as_seen() -> None:
     measured = _samples(lambda rng: 1.0, num=100)
     predicted_s = [1.2 * sample.step_s for sample in measured]

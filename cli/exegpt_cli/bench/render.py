@@ -35,8 +35,8 @@ def side_by_side(report: BenchReport) -> None:
         ("tokens/s", report.tokens_per_s, ".1f"),
         ("queries/s", report.queries_per_s, ".3f"),
         ("cycle, s", report.cycle_s, ".4f"),
-        ("s99 answer, mean, s", None if s99 is None else s99.mean, ".3f"),
-        ("s99 answer, p99, s", None if s99 is None else s99.p99, ".3f"),
+        ("s99 mean, s", None if s99 is None else s99.mean, ".3f"),
+        ("s99 p99, s", None if s99 is None else s99.p99, ".3f"),
     ]
     if predicted is None:
         cells = [[name, _figure(value, form)] for name, value, form in rows if value is not None]
@@ -53,9 +53,9 @@ def side_by_side(report: BenchReport) -> None:
             [name, _figure(hoped, form), _figure(value, form), _ratio(value, hoped)]
             for (name, value, form), hoped in zip(rows, expected, strict=True)
         ]
-        columns = ["", "predicted", "measured", "measured/predicted"]
+        columns = ["", "predicted", "measured", "ratio"]
         if speed is not None and report.saturated:  # otherwise the clients set the pace
-            columns.append("without slowdown")
+            columns.append("unslowed")
             factors = (speed.slowdown, speed.slowdown, *[1 / speed.slowdown] * 3)
             for cell, (_, value, _), hoped, factor in zip(
                 cells, rows, expected, factors, strict=True
