@@ -29,6 +29,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         }
     },
     "mistral": {"model_type": "mistral", "sliding_window": None},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "qwen3_biased": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
 }
 

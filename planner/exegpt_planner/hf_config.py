@@ -12,7 +12,12 @@ from typing import Any
 
 from exegpt_planner.strict import read_json_object
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 MISTRAL_WINDOW = 4096  # tokens; transformers' default where a Mistral's config is silent
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
@@ -61,11 +66,10 @@ class Reading:
             "context": self.count("max_position_embeddings"),
             "norm_eps": self.number("rms_norm_eps", 1e-6),
             "tied_embeddings": self.flag("tie_word_embeddings"),
-            "attention_bias": self.flag("attention_bias"),
-            "mlp_bias": self.flag("mlp_bias"),
             "bos_token": self._token("bos_token_id"),
         }
-        fields |= self._heads(fields["hidden"])
+        fields |= self._extras(fields["architecture"])
+        fields |= self._heads(fields["hidden"], fields["architecture"])
         fields |= self._rope()
         self._refuse(fields)
         return fields
@@ -120,24 +124,42 @@ class Reading:
         name = names[0] if isinstance(names, list) and len(names) == 1 else names
         if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name]
-        accepted = " and ".join(ARCHITECTURES)
+        accepted = ", ".join(ARCHITECTURES)
         given = "no architecture is named" if name is None else f"architecture {name!r}"
         self.unsupported.append(f"{given}; supported are {accepted}")
         return "llama"
 
-    @property
-    def _is_mistral(self) -> bool:
-        return self.config.get("architectures") == ["MistralForCausalLM"]
+    def _extras(self, architecture: str) -> dict[str, bool]:
+        """Biases and norms beside the matrices: settings of a Llama, fixed in most others."""
+        attention_bias, mlp_bias = self.flag("attention_bias"), self.flag("mlp_bias")
+        match architecture:
+            case "llama":
+                return {
+                    "qkv_bias": attention_bias,
+                    "output_bias": attention_bias,
+                    "mlp_bias": mlp_bias,
+                }
+            case "qwen3":
+                if mlp_bias:
+                    self.unsupported.append("biases (mlp_bias) in a Qwen3")
+                return {"qkv_bias": attention_bias, "output_bias": attention_bias, "qk_norm": True}
+            case _:
+                if attention_bias or mlp_bias:
+                    given = f"biases (attention_bias, mlp_bias) in a {architecture.title()}"
+                    self.unsupported.append(given)
+                return {"qkv_bias": architecture == "qwen2"}
 
-    def _heads(self, hidden: int) -> dict[str, int]:
+    def _heads(self, hidden: int, architecture: str) -> dict[str, int]:
         num_heads = self.count("num_attention_heads")
         has_head_dim = self.config.get("head_dim") is not None
-        if not self.wrong and not has_head_dim and hidden % num_heads:
+        if architecture == "qwen3" and not has_head_dim:
+            self.wrong.append("head_dim: missing")  # it does not follow from hidden_size
+        elif not self.wrong and not has_head_dim and hidden % num_heads:
             self.wrong.append(
                 f"hidden_size {hidden} is no multiple of {num_heads} heads and head_dim is missing"
             )
-        # Mistral's default of 8 KV heads is an accident of its first model: better to be told.
-        is_guessable = not self._is_mistral or "num_key_value_heads" in self.config
+        # Others' defaults, such as Mistral's 8 KV heads, are accidents of a first model: better to be told.
+        is_guessable = architecture == "llama" or "num_key_value_heads" in self.config
         num_kv_heads = self.count("num_key_value_heads", num_heads if is_guessable else None)
         head_dim = self.count("head_dim") if has_head_dim else max(1, hidden // num_heads)
         if not self.wrong:
@@ -188,7 +210,10 @@ class Reading:
             self.unsupported.append(
                 "quantised weights (quantization_config); use the unquantised model"
             )
-        window = config.get("sliding_window", MISTRAL_WINDOW if self._is_mistral else None)
+        is_mistral = fields["architecture"] == "mistral"
+        window = config.get("sliding_window", MISTRAL_WINDOW if is_mistral else None)
+        if fields["architecture"].startswith("qwen") and not self.flag("use_sliding_window"):
+            window = None  # these name a window that they do not use
         if window is not None and not (isinstance(window, int) and window >= fields["context"]):
             where = (
                 "" if "sliding_window" in config else ", the default of a Mistral that names none"
@@ -198,8 +223,6 @@ class Reading:
             )
         if (activation := config.get("hidden_act", "silu")) not in ("silu", "swish"):
             self.unsupported.append(f"activation {activation!r} (hidden_act); supported is silu")
-        if self._is_mistral and (fields["attention_bias"] or fields["mlp_bias"]):
-            self.unsupported.append("biases (attention_bias, mlp_bias) in a Mistral")
         rope = config.get("rope_scaling") or config.get("rope_parameters")
         everywhere = {**config, **rope} if isinstance(rope, dict) else config
         self.unsupported += [

@@ -1,6 +1,7 @@
 """The shape of a model, read from a Hugging Face folder, and the bytes that follow from it.
 
-Only what the engine computes exactly is accepted: Llama and Mistral decoders with full attention. Everything else that
+Only what the engine computes exactly is accepted: decoders of the Llama family (Llama, Mistral, Qwen2 and 2.5, Qwen3)
+with full attention. Everything else that
 a config.json may ask for (experts, latent attention, short windows, quantised weights, other rotary scalings) is
 refused by name, never mis-sized: `num_parameters` equals the count of the real model.
 """
@@ -51,7 +52,7 @@ class ModelSpec(StrictModel):
     """A decoder of the Llama family (docs/formats.md)."""
 
     version: Literal["exegpt.model/v1"] = "exegpt.model/v1"
-    architecture: Literal["llama", "mistral"]
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3"]
     num_layers: Count
     hidden: Count
     ffn: Count
@@ -64,8 +65,10 @@ class ModelSpec(StrictModel):
     rope_scaling: RopeScaling | None = None
     norm_eps: float = Field(gt=0)
     tied_embeddings: bool
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
     mlp_bias: bool = False
+    qk_norm: bool = False  # each head's query and key is normalised, before the rotary embedding
     bos_token: int | None = None
     end_tokens: tuple[int, ...] = ()
 
@@ -84,10 +87,13 @@ class ModelSpec(StrictModel):
         """Parameters of one layer."""
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * self.hidden * (heads + kv_heads)
-        attention_bias = heads + 2 * kv_heads + self.hidden if self.attention_bias else 0
-        mlp_bias = 2 * self.ffn + self.hidden if self.mlp_bias else 0
-        norms = 2 * self.hidden
-        return attention + attention_bias + 3 * self.hidden * self.ffn + mlp_bias + norms
+        biases = (
+            self.qkv_bias * (heads + 2 * kv_heads)
+            + self.output_bias * self.hidden
+            + self.mlp_bias * (2 * self.ffn + self.hidden)
+        )
+        norms = 2 * self.hidden + 2 * self.qk_norm * self.head_dim
+        return attention + 3 * self.hidden * self.ffn + biases + norms
 
     @property
     def num_parameters(self) -> int:

@@ -79,6 +79,49 @@ def test_parameters_are_those_of_a_real_llama(
     assert spec.head_dim == (head_dim or 8)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_parameters_are_those_of_a_real_qwen3(tmp_path: Path, bias: bool) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    fields = {key: value for key, value in LLAMA.items() if key != "architectures"}
+    config = Qwen3Config(**fields, head_dim=12, attention_bias=bias)
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    model = Qwen3ForCausalLM(config)
+    spec = read_model_spec(tmp_path)
+    assert spec.num_parameters == model.num_parameters()
+    layer = model.model.layers[0]
+    assert spec.layer_parameters == sum(each.numel() for each in layer.parameters())
+    assert spec.head_dim == 12
+
+
+def test_parameters_are_those_of_a_real_qwen2(tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    fields = {key: value for key, value in LLAMA.items() if key != "architectures"}
+    config = Qwen2Config(**fields, tie_word_embeddings=True)
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    assert read_model_spec(tmp_path).num_parameters == Qwen2ForCausalLM(config).num_parameters()
+
+
+def test_a_window_that_a_qwen_names_and_does_not_use_is_no_window(tmp_path: Path) -> None:
+    """As its published config.json has it."""
+    named = {"sliding_window": 128, "max_window_layers": 3, "use_sliding_window": False}
+    spec = read(tmp_path, LLAMA | {"architectures": ["Qwen2ForCausalLM"]} | named)
+    assert (spec.architecture, spec.qkv_bias, spec.output_bias) == ("qwen2", True, False)
+    with pytest.raises(UnsupportedModel, match="sliding_window 128, shorter"):
+        read(
+            tmp_path,
+            LLAMA | {"architectures": ["Qwen2ForCausalLM"]} | named | {"use_sliding_window": True},
+        )
+
+
+def test_a_qwen3_without_head_dim_is_not_guessed(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSpec, match="head_dim: missing"):
+        read(tmp_path, LLAMA | {"architectures": ["Qwen3ForCausalLM"]})
+
+
 def test_parameters_are_those_of_a_real_mistral(tmp_path: Path) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -164,7 +207,7 @@ def test_the_fingerprint_is_the_shapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "'MixtralForCausalLM'; supported are LlamaForCausalLM and Mistral"),
+        ({"architectures": ["MixtralForCausalLM"]}, "'MixtralForCausalLM'; supported are LlamaForCausalLM, Mistral"),
         ({"architectures": None}, "no architecture is named"),
         ({"architectures": ["LlamaForCausalLM", "OtherModel"]}, "architecture ['LlamaForCausalLM', 'OtherModel']"),
         ({"num_local_experts": 8}, "mixture of experts (num_local_experts = 8)"),

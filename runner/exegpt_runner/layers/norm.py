@@ -8,7 +8,7 @@ from torch.nn.functional import rms_norm
 
 
 class RMSNorm:
-    """x / sqrt(mean(x**2) + eps) * weight. weight: (E,)."""
+    """x / sqrt(mean(x**2) + eps) * weight, the mean over the last dimension. weight: (E,), or (H, D) for heads."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
@@ -17,9 +17,9 @@ class RMSNorm:
         self._eps32 = torch.tensor(eps)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: (T, E)."""
+        """x: (T, E) or (T, H, D), the dimensions of the weight last."""
         if x.dtype != torch.bfloat16:
-            return rms_norm(x, self.weight.shape, self.weight, self._eps)
+            return rms_norm(x, x.shape[-1:], None, self._eps) * self.weight
         # The same in float32 and in place: up to twice as fast on a CPU as torch's composite.
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # (T, 1)

@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral without short windows.
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral without short windows, Qwen 2, 2.5 and 3.
 
 The projections to query, key and value are one matrix. Gate and up are two: SiLU and the product then ride on their
 multiplications, which beats one wide matrix by up to 20 % (1024 rows).
@@ -25,7 +25,7 @@ from exegpt_runner.weights import Checkpoint
 
 _COMPILED_ROWS = 2048  # beyond, compiling is little beside the product itself
 _COMPILED_SAMPLED = 256
-_QKV = ("q_proj", "k_proj", "v_proj")
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,7 @@ class LlamaLayer:
 
     input_norm: RMSNorm
     qkv: Linear  # (H + 2G) * D, E
+    head_norm: RMSNorm | None  # of queries and keys; weight (H + G, D)
     output: Linear
     feed_norm: RMSNorm
     gate: Linear
@@ -107,7 +108,10 @@ class LlamaModel:
     def _attention(self, layer: LlamaLayer, x: Tensor, rows: _Rows, kv: Tensor) -> Tensor:
         H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
         qkv = layer.qkv(layer.input_norm(x)).view(-1, H + 2 * G, D)
-        rows.rotation.turn_(qkv[:, : H + G])
+        turned = qkv[:, : H + G]
+        if layer.head_norm is not None:
+            turned.copy_(layer.head_norm(turned))
+        rows.rotation.turn_(turned)
         slots = rows.batch.slots  # without the padding
         kv.view(2 * G, -1, D).index_copy_(1, slots, qkv[: len(slots), H:].transpose(0, 1))
         return layer.output.add(attend(qkv[:, :H], kv, rows.batch, rows.masks), x)
@@ -156,8 +160,10 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
     for name, shape in matrices.items():
         layer[f"{name}.weight"] = shape
-        if spec.attention_bias if name.startswith("self_attn") else spec.mlp_bias:
+        if _has_bias(spec, name):
             layer[f"{name}.bias"] = shape[:1]
+    if spec.qk_norm:
+        layer |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (spec.vocab, E),
         "model.norm.weight": (E,),
@@ -167,6 +173,13 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     for index in range(spec.num_layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
     return shapes
+
+
+def _has_bias(spec: ModelSpec, name: str) -> bool:
+    """Whether the matrix of this name has one."""
+    if name == "self_attn.o_proj":
+        return spec.output_bias
+    return spec.qkv_bias if name.startswith("self_attn") else spec.mlp_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +196,24 @@ class _Loader:
 
     def layer(self, index: int) -> LlamaLayer:
         prefix = f"model.layers.{index}"
-        attention, feed = f"{prefix}.self_attn", f"{prefix}.mlp"
         return LlamaLayer(
             input_norm=self.norm(f"{prefix}.input_layernorm"),
-            qkv=self._fused(attention, _QKV, self.spec.attention_bias),
-            output=self._fused(attention, ("o_proj",), self.spec.attention_bias),
+            qkv=self._fused(prefix, *_QKV),
+            head_norm=self._head_norm(f"{prefix}.self_attn") if self.spec.qk_norm else None,
+            output=self._fused(prefix, "self_attn.o_proj"),
             feed_norm=self.norm(f"{prefix}.post_attention_layernorm"),
-            gate=self._fused(feed, ("gate_proj",), self.spec.mlp_bias),
-            up=self._fused(feed, ("up_proj",), self.spec.mlp_bias),
-            down=self._fused(feed, ("down_proj",), self.spec.mlp_bias),
+            gate=self._fused(prefix, "mlp.gate_proj"),
+            up=self._fused(prefix, "mlp.up_proj"),
+            down=self._fused(prefix, "mlp.down_proj"),
         )
 
-    def _fused(self, prefix: str, names: Sequence[str], has_bias: bool) -> Linear:
+    def _head_norm(self, prefix: str) -> RMSNorm:
+        query, key = (self.tensor(f"{prefix}.{name}.weight") for name in ("q_norm", "k_norm"))
+        weight = [query.expand(self.spec.num_heads, -1), key.expand(self.spec.num_kv_heads, -1)]
+        return RMSNorm(torch.cat(weight), self.spec.norm_eps)
+
+    def _fused(self, prefix: str, *names: str) -> Linear:
         weights = [self.tensor(f"{prefix}.{name}.weight") for name in names]
+        has_bias = _has_bias(self.spec, names[0])
         biases = [self.tensor(f"{prefix}.{name}.bias") for name in names] if has_bias else None
         return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
