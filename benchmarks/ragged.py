@@ -21,7 +21,7 @@ from bench_worker import model_folder
 from exegpt_cli.cache import Cache
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_runner.engine import EncodeChunk, Engine, Sampling
-from exegpt_runner.layers.attention import attend
+from exegpt_runner.layers.attention import Attention
 from exegpt_runner.layers.batch import Batch
 from exegpt_runner.models.llama import LlamaModel, load
 
@@ -89,17 +89,18 @@ def encode(model: LlamaModel, lengths: Sequence[int]) -> Callable[[], object]:
 def per_sequence(model: LlamaModel, contexts: Sequence[int]) -> Callable[[], object]:
     spec = model.spec
     kv = torch.randn(2, spec.num_kv_heads, sum(contexts), spec.head_dim).to(torch.bfloat16)
-    query = torch.randn(len(contexts), spec.num_heads, spec.head_dim).to(torch.bfloat16)
-    starts = np.concatenate(([0], np.cumsum(contexts)[:-1])).tolist()
-    nothing = torch.zeros(len(contexts), dtype=torch.int64)
+    num_heads = spec.num_heads + 2 * spec.num_kv_heads
+    qkv = torch.randn(len(contexts), num_heads, spec.head_dim).to(torch.bfloat16)
+    last = torch.from_numpy(np.cumsum(contexts) - 1)
     batch = Batch(
-        tokens=nothing,
-        positions=nothing,
-        slots=nothing,
-        kv_starts=starts,
-        contexts=list(contexts),
+        tokens=last,
+        positions=torch.tensor(contexts) - 1,
+        slots=last,
+        kv_starts=np.cumsum(contexts) - np.array(contexts),
+        contexts=np.array(contexts),
     )
-    return inference(lambda: attend(query, kv, batch, ()))
+    attention = Attention(model.heads, batch, torch.bfloat16)
+    return inference(lambda: attention(qkv, kv))
 
 
 def padded(model: LlamaModel, contexts: Sequence[int]) -> Callable[[], object]:

@@ -262,8 +262,8 @@ class Engine:
             tokens=torch.from_numpy(np.concatenate(tokens)),
             positions=torch.from_numpy(np.concatenate(positions)),
             slots=torch.from_numpy(np.concatenate(slots)),
-            kv_starts=starts.tolist(),
-            contexts=(pool.lengths[:num_decode] + 1).tolist(),
+            kv_starts=starts,
+            contexts=pool.lengths[:num_decode] + 1,
             chunks=tuple(runs),
         )
 
@@ -363,7 +363,7 @@ def _shape(batch: Batch, sampled: int) -> StepShape:
     return StepShape(
         tokens=len(batch.tokens),
         decode_queries=len(batch.contexts),
-        decode_context=sum(batch.contexts),
+        decode_context=int(batch.contexts.sum()),
         encode_chunks=len(batch.chunks),
         encode_pairs=sum(run.pairs for run in batch.chunks),
         sampled=sampled,

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,6 @@ class Batch:
     tokens: Tensor  # (T,) int64
     positions: Tensor  # (T,) int64
     slots: Tensor  # (T,) int64: where in the arena the rows' keys and values go
-    kv_starts: list[int]
-    contexts: list[int]
+    kv_starts: Ints
+    contexts: Ints
     chunks: tuple[ChunkRows, ...] = ()

@@ -38,22 +38,19 @@ def _llama3(plain: Tensor, scaling: Llama3RopeScaling) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The turn of each row: `cos` and `sin`, (T, 1, D); the first half of `sin` is negated."""
+    """The turn of each row: `cos` and `sin` of its angles, (T, D/2) float32."""
 
     cos: Tensor
     sin: Tensor
 
     @staticmethod
-    def at(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
+    def at(positions: Tensor, frequencies: Tensor) -> Rotation:
         """The turn at `positions` (T,)."""
-        angles = positions.to(torch.float32)[:, None] * frequencies  # (T, D/2)
-        cos, sin = angles.cos(), angles.sin()
-        return Rotation(
-            torch.cat((cos, cos), -1).to(dtype)[:, None],
-            torch.cat((-sin, sin), -1).to(dtype)[:, None],
-        )
+        angles = positions.to(torch.float32)[:, None] * frequencies
+        return Rotation(angles.cos(), angles.sin())
 
     def turn_(self, heads: Tensor) -> None:
         """Turns `heads` (T, H, D) in place."""
+        cos, sin = (each.to(heads.dtype)[:, None] for each in (self.cos, self.sin))
         swapped = heads.roll(heads.shape[-1] // 2, -1)
-        heads.mul_(self.cos).addcmul_(swapped, self.sin)
+        heads.mul_(torch.cat((cos, cos), -1)).addcmul_(swapped, torch.cat((-sin, sin), -1))

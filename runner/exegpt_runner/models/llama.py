@@ -16,11 +16,11 @@ from torch.nn.functional import embedding
 
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_runner.kv_arena import KVShape
-from exegpt_runner.layers.attention import Masks, attend, causal_masks
+from exegpt_runner.layers.attention import Attention, Heads
 from exegpt_runner.layers.batch import Batch
 from exegpt_runner.layers.linear import Linear, packs, padded, padded_sizes
 from exegpt_runner.layers.norm import RMSNorm
-from exegpt_runner.layers.rotary import Rotation, frequencies
+from exegpt_runner.layers.rotary import frequencies
 from exegpt_runner.weights import Checkpoint
 
 _COMPILED_ROWS = 2048  # beyond, compiling is little beside the product itself
@@ -42,15 +42,6 @@ class LlamaLayer:
     down: Linear
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A step's rows, with what every layer needs of them."""
-
-    batch: Batch
-    rotation: Rotation
-    masks: Masks
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaModel:
     """Weights in memory and what they compute on packed rows."""
@@ -61,7 +52,7 @@ class LlamaModel:
     layers: tuple[LlamaLayer, ...]
     norm: RMSNorm
     head: Linear
-    frequencies: Tensor
+    heads: Heads
 
     @property
     def kv_shape(self) -> KVShape:
@@ -90,14 +81,10 @@ class LlamaModel:
 
     def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
         """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
-        rows = _Rows(
-            batch,
-            Rotation.at(padded(batch.positions, self.dtype), self.frequencies, self.dtype),
-            causal_masks(batch, self.dtype),
-        )
+        attention = Attention(self.heads, batch, self.dtype)
         num_tokens, x = len(x), padded(x, self.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = self._attention(layer, x, rows, layer_kv)
+            x = self._attention(layer, x, attention, layer_kv)
             x = self._feed_forward(layer, x)
         return x[:num_tokens]
 
@@ -105,16 +92,13 @@ class LlamaModel:
         """x: (T, E) after the layers; returns (T, V)."""
         return self.head(self.norm(padded(x, self.dtype)))[: len(x)]
 
-    def _attention(self, layer: LlamaLayer, x: Tensor, rows: _Rows, kv: Tensor) -> Tensor:
+    def _attention(self, layer: LlamaLayer, x: Tensor, attention: Attention, kv: Tensor) -> Tensor:
         H, G, D = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
         qkv = layer.qkv(layer.input_norm(x)).view(-1, H + 2 * G, D)
-        turned = qkv[:, : H + G]
         if layer.head_norm is not None:
+            turned = qkv[:, : H + G]
             turned.copy_(layer.head_norm(turned))
-        rows.rotation.turn_(turned)
-        slots = rows.batch.slots  # without the padding
-        kv.view(2 * G, -1, D).index_copy_(1, slots, qkv[: len(slots), H:].transpose(0, 1))
-        return layer.output.add(attend(qkv[:, :H], kv, rows.batch, rows.masks), x)
+        return layer.output.add(attention(qkv, kv), x)
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
         normalised = layer.feed_norm(x)
@@ -137,7 +121,9 @@ def load(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> LlamaModel:
             layers=tuple(loader.layer(index) for index in range(spec.num_layers)),
             norm=loader.norm("model.norm"),
             head=Linear(head),
-            frequencies=frequencies(spec),
+            heads=Heads.of(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, frequencies(spec), dtype
+            ),
         )
 
 

@@ -1,0 +1,159 @@
+"""Vector code for numba functions: bfloat16 in memory, float32 in lanes, what LLVM does not find by itself.
+
+A `Lanes` writes LLVM instructions where an intrinsic of `kernels` is compiled; addresses are int64 values. Loads widen
+exactly, stores round to nearest even, as torch does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+
+_LONG = ir.IntType(64)
+_FLOAT, _INT, _HALF, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
+_HALF_BYTES, _FLOAT_BYTES, _LINE_BYTES = 2, 4, 64
+_QUIET_NAN = 0x7FC0
+_MANTISSA_BITS = 23
+_LOG2_E = 1.4426950408889634
+_LEAST_POWER = -126.0
+# 2**f for |f| <= 1/2, by Taylor's series in f ln 2
+_EXP2 = tuple(math.log(2) ** n / math.factorial(n) for n in range(8))
+_READ, _MODERATE_LOCALITY, _DATA = 0, 2, 1
+
+Value = Any  # an LLVM value; llvmlite has no types for mypy
+
+
+class Lanes:
+    """`width` numbers at a time."""
+
+    def __init__(self, builder: Value, width: int) -> None:
+        self._builder = builder
+        self._width = width
+        self._floats = ir.VectorType(_FLOAT, width)
+        self._ints = ir.VectorType(_INT, width)
+        self._halves = ir.VectorType(_HALF, width)
+
+    def offset(self, address: Value, num_bytes: int) -> Value:
+        """`address` + `num_bytes`."""
+        return self._builder.add(address, _LONG(num_bytes))
+
+    def row(self, address: Value, index: int, stride: Value) -> Value:
+        """`address` + `index` times `stride` bytes."""
+        return self._builder.add(address, self._builder.mul(stride, _LONG(index)))
+
+    def float_at(self, address: Value) -> Value:
+        """The float32 at `address`, in every lane."""
+        return self.all(self._load(address, _FLOAT, _FLOAT_BYTES))
+
+    def all(self, number: Value) -> Value:
+        """The float32 `number` in every lane."""
+        empty = ir.Constant(self._floats, ir.Undefined)
+        first = self._builder.insert_element(empty, number, _INT(0))
+        return self._builder.shuffle_vector(first, empty, self._all(0))
+
+    def floats_at(self, address: Value, block: int) -> Value:
+        """Block `block` of the float32 row at `address`."""
+        at = self.offset(address, _FLOAT_BYTES * self._width * block)
+        return self._load(at, self._floats, _FLOAT_BYTES)
+
+    def store_floats(self, values: Value, address: Value, block: int) -> None:
+        """Writes block `block` of the float32 row at `address`."""
+        at = self.offset(address, _FLOAT_BYTES * self._width * block)
+        self._store(values, at, _FLOAT_BYTES)
+
+    def halves_at(self, address: Value, block: int) -> Value:
+        """Block `block` of the bfloat16 row at `address`, widened."""
+        at = self.offset(address, _HALF_BYTES * self._width * block)
+        bits = self._builder.zext(self._load(at, self._halves, _HALF_BYTES), self._ints)
+        return self._builder.bitcast(self._builder.shl(bits, self._all(16)), self._floats)
+
+    def store_halves(self, values: Value, address: Value, block: int) -> None:
+        """Writes block `block` of the bfloat16 row at `address`, rounded."""
+        b = self._builder
+        bits = b.bitcast(values, self._ints)
+        is_odd = b.and_(b.lshr(bits, self._all(16)), self._all(1))
+        rounded = b.lshr(b.add(b.add(bits, self._all(0x7FFF)), is_odd), self._all(16))
+        is_nan = b.fcmp_unordered("uno", values, values)
+        rounded = b.select(is_nan, self._all(_QUIET_NAN), rounded)
+        at = self.offset(address, _HALF_BYTES * self._width * block)
+        self._store(b.trunc(rounded, self._halves), at, _HALF_BYTES)
+
+    def add_product(self, x: Value, y: Value, total: Value) -> Value:
+        """X * y + total, rounded once."""
+        return self._call("llvm.fma", self._floats, [self._floats] * 3, [x, y, total])
+
+    def product(self, x: Value, y: Value) -> Value:
+        """X * y."""
+        return self._builder.fmul(x, y)
+
+    def difference(self, x: Value, y: Value) -> Value:
+        """X - y."""
+        return self._builder.fsub(x, y)
+
+    def sum(self, x: Value, y: Value) -> Value:
+        """X + y."""
+        return self._builder.fadd(x, y)
+
+    def maximum(self, x: Value, y: Value) -> Value:
+        """The larger one."""
+        return self._call("llvm.maxnum", self._floats, [self._floats] * 2, [x, y])
+
+    def exp(self, x: Value) -> Value:
+        """E to the power of x <= 0, relative error 2e-7; 0 below the least normal float32."""
+        b = self._builder
+        powers = b.fmul(x, self._constant(_LOG2_E))
+        is_normal = b.fcmp_ordered(">", powers, self._constant(_LEAST_POWER))
+        whole = self._call("llvm.rint", self._floats, [self._floats], [powers])
+        part = b.fsub(powers, whole)
+        result = self._constant(_EXP2[-1])
+        for coefficient in reversed(_EXP2[:-1]):
+            result = self.add_product(result, part, self._constant(coefficient))
+        exponent = b.shl(b.fptosi(whole, self._ints), self._all(_MANTISSA_BITS))
+        result = b.bitcast(b.add(b.bitcast(result, self._ints), exponent), self._floats)
+        return b.select(is_normal, result, self._constant(0.0))
+
+    def store_sum(self, values: Value, address: Value) -> None:
+        """Writes the sum over the lanes as a float32 at `address`."""
+        name = "llvm.vector.reduce.fadd"
+        arguments = [_FLOAT(0.0), values]
+        total = self._call(name, _FLOAT, [_FLOAT, self._floats], arguments, fastmath=("fast",))
+        self._store(total, address, _FLOAT_BYTES)
+
+    def prefetch(self, address: Value, num_bytes: int) -> None:
+        """Has `num_bytes` from `address` brought nearer; nothing happens where there is no memory."""
+        b = self._builder
+        byte = _BYTE.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+        function = b.module.globals.get("llvm.prefetch.p0i8") or ir.Function(
+            b.module, kind, "llvm.prefetch.p0i8"
+        )
+        for line in range(0, num_bytes, _LINE_BYTES):
+            at = b.inttoptr(self.offset(address, line), byte)
+            b.call(function, [at, _INT(_READ), _INT(_MODERATE_LOCALITY), _INT(_DATA)])
+
+    def _constant(self, number: float) -> Value:
+        return ir.Constant(self._floats, [number] * self._width)
+
+    def _all(self, number: int) -> Value:
+        return ir.Constant(self._ints, [number] * self._width)
+
+    def _load(self, address: Value, kind: Value, align: int) -> Value:
+        value = self._builder.load(self._builder.inttoptr(address, kind.as_pointer()))
+        value.align = align
+        return value
+
+    def _store(self, value: Value, address: Value, align: int) -> None:
+        pointer = self._builder.inttoptr(address, value.type.as_pointer())
+        self._builder.store(value, pointer).align = align
+
+    def _call(
+        self, name: str, result: Value, kinds: list[Value], arguments: list[Value], **flags: Any
+    ) -> Value:
+        full = f"{name}.v{self._width}f32"
+        module = self._builder.module
+        function = module.globals.get(full) or ir.Function(
+            module, ir.FunctionType(result, kinds), full
+        )
+        return self._builder.call(function, arguments, **flags)

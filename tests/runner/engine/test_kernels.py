@@ -1,0 +1,140 @@
+"""The compiled kernels against the same arithmetic in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from exegpt_runner.layers import kernels
+
+pytestmark = pytest.mark.skipif(
+    not kernels.usable(torch.bfloat16, 16), reason="this CPU has no bf16 kernels"
+)
+
+SHAPES = [(3, 1, 32), (8, 2, 96)]  # H, G, D
+CAPACITY = 320
+ROUNDING = 2**-8  # of bfloat16, relative
+
+
+@pytest.fixture(params=[1, 2], ids=["alone", "threads"], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(*shape, generator=generator)).to(torch.bfloat16)
+
+
+def attended(
+    qkv: Tensor, kv: Tensor, starts: list[int], contexts: list[int], num_heads: int
+) -> Tensor:
+    """In float64: softmax(q K' / sqrt(D)) V of each row."""
+    G, D = kv.shape[1], kv.shape[3]
+    rows = []
+    for row, (start, context) in enumerate(zip(starts, contexts, strict=True)):
+        keys, values = kv[:, :, start : start + context].double()
+        query = qkv[row, :num_heads].double().view(G, -1, D)
+        weights = (query @ keys.transpose(1, 2) / D**0.5).softmax(-1)
+        rows.append((weights @ values).reshape(-1))
+    return torch.stack(rows)
+
+
+def run(qkv: Tensor, kv: Tensor, starts: list[int], contexts: list[int], num_heads: int) -> Tensor:
+    compiled = kernels.attention_kernels(num_heads, kv.shape[1], kv.shape[3])
+    out = torch.full((len(qkv), num_heads * kv.shape[3]), 7.0, dtype=torch.bfloat16)
+    compiled.attend(qkv, kv, np.array(starts), np.array(contexts), out)
+    return out
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_is_that_of_float64(shape: tuple[int, int, int]) -> None:
+    H, G, D = shape
+    contexts = [1, 2, 15, 16, 17, 64, 3, 200]
+    starts = [0, 1, 3, 18, 34, 51, 115, 118]
+    qkv, kv = noise(len(contexts) + 2, H + 2 * G, D), noise(2, G, CAPACITY, D, seed=1)
+    out = run(qkv, kv, starts, contexts, H)
+    expected = attended(qkv, kv, starts, contexts, H)
+    torch.testing.assert_close(out[:-2].double(), expected, rtol=ROUNDING, atol=1e-5)
+    assert (out[-2:] == 7).all()  # rows beyond the queries are not touched
+
+
+def test_one_score_far_above_the_others_takes_all_the_weight() -> None:
+    H, G, D = SHAPES[0]
+    qkv, kv = noise(1, H + 2 * G, D, scale=30), noise(2, G, CAPACITY, D, seed=1, scale=30)
+    out = run(qkv, kv, [0], [300], H)
+    torch.testing.assert_close(
+        out.double(), attended(qkv, kv, [0], [300], H), rtol=ROUNDING, atol=1e-4
+    )
+
+
+def test_what_lies_beside_a_context_is_never_read_into_it() -> None:
+    H, G, D = SHAPES[0]
+    qkv, kv = noise(1, H + 2 * G, D), noise(2, G, CAPACITY, D, seed=1)
+    clean = run(qkv, kv, [64], [5], H)
+    kv[:, :, :64], kv[:, :, 69:] = torch.nan, torch.inf
+    assert torch.equal(run(qkv, kv, [64], [5], H), clean)
+
+
+def test_a_nan_is_not_hidden() -> None:
+    H, G, D = SHAPES[0]
+    qkv, kv = noise(1, H + 2 * G, D), noise(2, G, CAPACITY, D, seed=1)
+    kv[1, :, 3, 0] = torch.nan
+    assert run(qkv, kv, [0], [5], H).view(H, D)[:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_turned_and_put_where_they_belong(shape: tuple[int, int, int]) -> None:
+    H, G, D = shape
+    qkv, kv = noise(7, H + 2 * G, D), noise(2, G, CAPACITY, D, seed=1)
+    slots = torch.tensor([5, 300, 0, 17, 64])  # two rows of padding
+    angles = torch.randn(7, D // 2)
+    pairs = torch.view_as_complex(
+        qkv[:5, : H + G].double().view(5, H + G, 2, D // 2).transpose(2, 3).contiguous()
+    )
+    turned = pairs * torch.polar(torch.ones(5, 1, D // 2), angles[:5, None]).to(torch.complex128)
+    expected = torch.view_as_real(turned).transpose(2, 3).reshape(5, H + G, D)
+    before, untouched = qkv.clone(), kv.clone()
+    compiled = kernels.attention_kernels(H, G, D)
+    compiled.place(qkv, angles.cos(), angles.sin(), slots, kv)
+    torch.testing.assert_close(qkv[:5, : H + G].double(), expected, rtol=ROUNDING, atol=1e-2)
+    assert torch.equal(qkv[:5, H + G :], before[:5, H + G :])
+    assert torch.equal(qkv[5:], before[5:])
+    assert torch.equal(kv.view(2 * G, CAPACITY, D)[:, slots], qkv[:5, H:].transpose(0, 1))
+    others = torch.ones(CAPACITY, dtype=torch.bool)
+    others[slots] = False
+    assert torch.equal(kv[:, :, others], untouched[:, :, others])
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (5, 576), (64, 48)])
+def test_the_norm_is_that_of_float64(shape: tuple[int, int]) -> None:
+    x, weight = noise(*shape, scale=3), torch.randn(shape[1])
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    found = kernels.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(found.double(), expected, rtol=ROUNDING, atol=1e-6)
+
+
+def test_every_head_has_its_own_weights() -> None:
+    x, weight = noise(6, 3, 32), torch.randn(3, 32)
+    heads = [kernels.rms_norm(x[:, i].contiguous(), weight[i], 1e-6) for i in range(3)]
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-6), torch.stack(heads, 1))
+
+
+@given(st.floats(width=32, allow_subnormal=False))
+@settings(max_examples=200)
+def test_numbers_are_rounded_as_torch_rounds_them(number: float) -> None:
+    """A norm with these weights and x = 1 stores the weights: to nearest, ties to even, NaN and infinity kept."""
+    weight = torch.full((16,), number)
+    found = kernels.rms_norm(torch.ones(1, 16, dtype=torch.bfloat16), weight, 0.0)
+    expected = weight.to(torch.bfloat16)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=0, equal_nan=True)
