@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
-from exegpt_runner.models.llama import LlamaModel
+from exegpt_runner.models.model import Model
+
+# What these families call what a Llama calls otherwise.
+OPT: dict[str, Any] = {"ffn_dim": 48, "init_std": 0.25}
+GPT2: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "n_inner": 48}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -32,6 +36,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3_biased": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
+    "opt": {"model_type": "opt"} | OPT,
+    "opt_untied": {"model_type": "opt", "enable_bias": False, "tie_word_embeddings": False} | OPT,
+    "opt_350m": {"model_type": "opt", "do_layer_norm_before": False, "word_embed_proj_dim": 24}
+    | OPT,
+    "gpt2": {"model_type": "gpt2"} | GPT2,
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
 }
 
@@ -41,7 +50,7 @@ class Oracle:
     """One model, both ways."""
 
     folder: Path
-    model: LlamaModel
+    model: Model
     reference: Any  # transformers' model
     _known: dict[tuple[tuple[int, ...], int], list[int]] = field(default_factory=dict)
 

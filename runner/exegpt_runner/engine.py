@@ -20,7 +20,7 @@ from torch import Tensor
 from exegpt_planner.profile_table import StepShape
 from exegpt_runner.kv_arena import GRANULE_TOKENS, KVArena
 from exegpt_runner.layers.batch import Batch, ChunkRows
-from exegpt_runner.models.llama import LlamaModel
+from exegpt_runner.models.model import Model, kv_shape
 from exegpt_runner.pool import Encoded, Pool
 from exegpt_runner.sampler import Bools, Ints, Sampling, SamplingRows
 
@@ -79,11 +79,11 @@ class _Encoding:
 class Engine:
     """Queries' KV and one step at a time on `model`, with room for `kv_tokens` tokens of KV."""
 
-    def __init__(self, model: LlamaModel, kv_tokens: int) -> None:
+    def __init__(self, model: Model, kv_tokens: int) -> None:
         if kv_tokens < GRANULE_TOKENS:
             raise ValueError(f"kv_tokens is {kv_tokens}; the least is {GRANULE_TOKENS}")
         self.model = model
-        self._arena = KVArena(model.kv_shape, kv_tokens, model.dtype)
+        self._arena = KVArena(kv_shape(model.spec), kv_tokens, model.dtype)
         self._layout = self._arena.layout
         # A query alone may fill the arena, never more: then the arena is its context.
         self.context = min(model.spec.context, self._layout.capacity)
@@ -126,7 +126,7 @@ class Engine:
 
         They decode and never end by themselves; with `is_encoded` false they wait for a chunk that starts there.
         """
-        shape = self.model.kv_shape
+        shape = kv_shape(self.model.spec)
         granule = torch.randn(2, shape.num_kv_heads, GRANULE_TOKENS, shape.head_dim)
         granule = (granule * _FABRICATED_SCALE).to(self.model.dtype)
         ids = list(range(self._next_id, self._next_id + len(contexts)))
@@ -161,7 +161,7 @@ class Engine:
                 tokens=(), evicted=evicted, shape=_NOTHING, layers_cpu_s=0.0, layers_wall_s=0.0
             )
         batch = self._pack(accepted, num_decode)
-        x = self.model.embed(batch.tokens)
+        x = self.model.embed(batch)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         x = self.model.run_layers(x, batch, self._arena.layers)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s

@@ -10,8 +10,8 @@ import torch
 from exegpt_planner.errors import ExeGPTError, InvalidSpec
 from exegpt_planner.model_spec import ModelSpec, read_model_spec
 from exegpt_runner import identity
-from exegpt_runner.models.llama import LlamaModel
-from exegpt_runner.models.llama import load as load_llama
+from exegpt_runner.models import families
+from exegpt_runner.models.model import Model
 from exegpt_wire import worker_pb2 as pb
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -29,7 +29,7 @@ class OutOfMemory(ExeGPTError):
 class Loaded:
     """A model in memory and what it was read from."""
 
-    model: LlamaModel
+    model: Model
     spec: ModelSpec
     path: str
     dtype: str
@@ -58,7 +58,7 @@ def load(request: pb.ConfigureRequest) -> Loaded:
         raise InvalidSpec("Configure", [problem])
     weight_bytes = spec.weight_bytes(request.dtype)
     _check(weight_bytes, request.kv_tokens * spec.kv_bytes_per_token(request.dtype))
-    model = load_llama(folder, spec, dtype)
+    model = families.load(folder, spec, dtype)
     model.warm_up()
     return Loaded(
         model=model,

@@ -7,7 +7,7 @@ is named in one error. Files are memory-mapped, so a tensor is read when it is f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +51,11 @@ class Checkpoint:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    @property
+    def names(self) -> Set[str]:
+        """Of all tensors."""
+        return self._files.keys()
 
     def check(self, expected: Shapes, *, ignored: frozenset[str] = frozenset()) -> None:
         """Raises `InvalidSpec` naming every tensor that is missing, surplus or mis-shaped."""

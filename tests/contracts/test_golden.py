@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import read_manifest
-from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.model_spec import LlamaSpec, OptSpec
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import AnySchedule, CraSchedule, RraSchedule, Schedule
 from exegpt_planner.strict import StrictModel, parse, read_json
@@ -22,7 +22,11 @@ from exegpt_planner.workload import read_trace, read_workload
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
-MODELS: dict[str, type[StrictModel]] = {"model.json": ModelSpec, "profile.json": ProfileTable}
+MODELS: dict[str, type[StrictModel]] = {
+    "model.json": LlamaSpec,
+    "model-opt.json": OptSpec,
+    "profile.json": ProfileTable,
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -92,10 +96,16 @@ def test_the_stored_schedules_are_read_and_written_back_unchanged() -> None:
 
 
 def test_the_stored_model_has_its_published_size() -> None:
-    spec = read_json(ModelSpec, GOLDEN / "model.json")
+    spec = read_json(LlamaSpec, GOLDEN / "model.json")
     assert spec.num_parameters == 1_235_814_400  # Llama 3.2 1B
     assert spec.kv_bytes_per_token("bfloat16") == 32_768
-    assert spec.fingerprint == "44710005c7db7c9c"  # changes make every stored profile unusable
+    assert spec.fingerprint == "27d86e8cddec2d94"  # changes make every stored profile unusable
+
+
+def test_the_stored_opt_has_its_published_size() -> None:
+    spec = read_json(OptSpec, GOLDEN / "model-opt.json")
+    assert spec.num_parameters == 12_853_473_280  # OPT 13B
+    assert spec.kv_bytes_per_token("float16") == 819_200  # 0.82 MB
 
 
 @pytest.mark.parametrize("name", MODELS)

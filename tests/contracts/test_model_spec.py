@@ -12,7 +12,7 @@ from exegpt_planner.errors import InvalidSpec, Unavailable, UnsupportedModel
 from exegpt_planner.model_spec import (
     LinearRopeScaling,
     Llama3RopeScaling,
-    ModelSpec,
+    LlamaSpec,
     read_model_spec,
 )
 
@@ -28,6 +28,21 @@ LLAMA: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+SMALL_OPT: dict[str, Any] = {
+    "hidden_size": 48,
+    "ffn_dim": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "vocab_size": 101,
+    "max_position_embeddings": 256,
+}
+SMALL_GPT2: dict[str, Any] = {
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 6,
+    "vocab_size": 101,
+    "n_positions": 256,
+}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": None}
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
@@ -40,11 +55,13 @@ LLAMA3: dict[str, Any] = {
 
 def read(
     folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None
-) -> ModelSpec:
+) -> LlamaSpec:
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return read_model_spec(folder)
+    spec = read_model_spec(folder)
+    assert isinstance(spec, LlamaSpec)
+    return spec
 
 
 def refusal(folder: Path, **changes: Any) -> tuple[str, ...]:
@@ -105,6 +122,64 @@ def test_parameters_are_those_of_a_real_qwen2(tmp_path: Path) -> None:
     assert read_model_spec(tmp_path).num_parameters == Qwen2ForCausalLM(config).num_parameters()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"enable_bias": False, "tie_word_embeddings": False},
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 24},  # OPT 350m
+        {"_remove_final_layer_norm": True},
+    ],
+)
+def test_parameters_are_those_of_a_real_opt(tmp_path: Path, changes: dict[str, Any]) -> None:
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(**SMALL_OPT, **changes)
+    config.architectures = ["OPTForCausalLM"]
+    config.save_pretrained(tmp_path)
+    model = OPTForCausalLM(config)
+    spec = read_model_spec(tmp_path)
+    assert spec.num_parameters == model.num_parameters()
+    layer = model.model.decoder.layers[0]
+    assert spec.layer_parameters == sum(each.numel() for each in layer.parameters())
+    assert spec.kv_bytes_per_token("bfloat16") == 2 * 3 * 48 * 2
+
+
+def test_parameters_are_those_of_a_real_gpt2(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=101, n_embd=48, n_layer=3, n_head=6, n_positions=256)
+    config.bos_token_id = config.eos_token_id = 2
+    config.architectures = ["GPT2LMHeadModel"]
+    config.save_pretrained(tmp_path)
+    spec = read_model_spec(tmp_path)
+    assert (spec.ffn, spec.context, spec.end_tokens) == (192, 256, (2,))
+    assert spec.num_parameters == GPT2LMHeadModel(config).num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        ("OPTForCausalLM", {"activation_function": "gelu"}, "activation_function = 'gelu'; supported is 'relu'"),
+        ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False"),
+        ("OPTForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
+        ("OPTForCausalLM", {"num_attention_heads": 16}, "heads of 3 numbers, which is odd"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention = True"),
+    ],
+)  # fmt: skip
+def test_what_an_opt_or_gpt2_asks_for_beyond_the_engine_is_refused_by_name(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], reason: str
+) -> None:
+    fields = SMALL_OPT if architecture == "OPTForCausalLM" else SMALL_GPT2
+    (tmp_path / "config.json").write_text(
+        json.dumps(fields | {"architectures": [architecture]} | changes)
+    )
+    with pytest.raises(UnsupportedModel) as caught:
+        read_model_spec(tmp_path)
+    assert reason in "; ".join(caught.value.problems)
+
+
 def test_a_window_that_a_qwen_names_and_does_not_use_is_no_window(tmp_path: Path) -> None:
     """As its published config.json has it."""
     named = {"sliding_window": 128, "max_window_layers": 3, "use_sliding_window": False}
@@ -148,6 +223,7 @@ def test_rotary_settings_written_by_transformers_are_read(
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path)
     new = read_model_spec(tmp_path)
+    assert isinstance(new, LlamaSpec)
     old = read(tmp_path, LLAMA | {"rope_theta": 5e5, "rope_scaling": scaling})
     assert new.rope_theta == 5e5
     assert new.model_dump() == old.model_dump()

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.lengths import LengthLaw
-from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.model_spec import LlamaSpec
 from exegpt_planner.profile_table import (
     Curve,
     LayerCurves,
@@ -17,7 +17,7 @@ from exegpt_planner.profile_table import (
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
-MODEL = ModelSpec(
+MODEL = LlamaSpec(
     architecture="llama",
     num_layers=4,
     hidden=64,

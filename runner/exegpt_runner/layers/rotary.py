@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exegpt_planner.model_spec import LinearRopeScaling, Llama3RopeScaling, ModelSpec
+from exegpt_planner.model_spec import LinearRopeScaling, Llama3RopeScaling, LlamaSpec
 
 
-def frequencies(spec: ModelSpec) -> Tensor:
+def frequencies(spec: LlamaSpec) -> Tensor:
     """Radians a position, (D/2,) float32, with the model's scaling."""
     exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
     plain = 1.0 / (spec.rope_theta**exponents)

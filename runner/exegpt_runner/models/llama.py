@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from exegpt_planner.model_spec import ModelSpec
-from exegpt_runner.kv_arena import KVShape
+from exegpt_planner.model_spec import LlamaSpec
 from exegpt_runner.layers.attention import Attention, Heads
 from exegpt_runner.layers.batch import Batch
 from exegpt_runner.layers.linear import Linear, packs, padded, padded_sizes
 from exegpt_runner.layers.norm import RMSNorm
 from exegpt_runner.layers.rotary import frequencies
+from exegpt_runner.models.model import COMPILED_ROWS, COMPILED_SAMPLED
 from exegpt_runner.weights import Checkpoint
 
-_COMPILED_ROWS = 2048  # beyond, compiling is little beside the product itself
-_COMPILED_SAMPLED = 256
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
@@ -46,7 +44,7 @@ class LlamaLayer:
 class LlamaModel:
     """Weights in memory and what they compute on packed rows."""
 
-    spec: ModelSpec
+    spec: LlamaSpec
     dtype: torch.dtype
     embedding: Tensor
     layers: tuple[LlamaLayer, ...]
@@ -54,30 +52,22 @@ class LlamaModel:
     head: Linear
     heads: Heads
 
-    @property
-    def kv_shape(self) -> KVShape:
-        """What a token's keys and values take."""
-        spec = self.spec
-        return KVShape(
-            num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
-        )
-
     def warm_up(self) -> None:
         """Has the products compiled for the numbers of rows to come (seconds in all): else the first steps pay."""
         if not packs(self.dtype):
             return
         layer = self.layers[0]  # the others' products are of the same shapes
-        for num_rows in padded_sizes(_COMPILED_ROWS):
+        for num_rows in padded_sizes(COMPILED_ROWS):
             x = torch.zeros(num_rows, self.spec.hidden, dtype=self.dtype)
             queries = layer.qkv(x)[:, : self.spec.num_heads * self.spec.head_dim].contiguous()
             layer.output.add(queries, x)
             self._feed_forward(layer, x)
-            if num_rows <= _COMPILED_SAMPLED:
+            if num_rows <= COMPILED_SAMPLED:
                 self.logits(x)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """tokens: (T,); returns (T, E)."""
-        return embedding(tokens, self.embedding)
+    def embed(self, batch: Batch) -> Tensor:
+        """The rows that go into the layers, (T, E)."""
+        return embedding(batch.tokens, self.embedding)
 
     def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
         """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
@@ -102,11 +92,11 @@ class LlamaModel:
 
     def _feed_forward(self, layer: LlamaLayer, x: Tensor) -> Tensor:
         normalised = layer.feed_norm(x)
-        gate = layer.gate.silu(normalised)  # (T, F)
+        gate = layer.gate.activated(normalised, "silu")  # (T, F)
         return layer.down.add(layer.up.multiply(normalised, gate), x)
 
 
-def load(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> LlamaModel:
+def load(folder: Path, spec: LlamaSpec, dtype: torch.dtype) -> LlamaModel:
     """The model in `folder`, in memory as `dtype`."""
     with Checkpoint(folder) as checkpoint:
         tied_head = frozenset({"lm_head.weight"} if spec.tied_embeddings else ())
@@ -127,7 +117,7 @@ def load(folder: Path, spec: ModelSpec, dtype: torch.dtype) -> LlamaModel:
         )
 
 
-def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def expected_shapes(spec: LlamaSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the checkpoint."""
     E, F = spec.hidden, spec.ffn
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -161,7 +151,7 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _has_bias(spec: ModelSpec, name: str) -> bool:
+def _has_bias(spec: LlamaSpec, name: str) -> bool:
     """Whether the matrix of this name has one."""
     if name == "self_attn.o_proj":
         return spec.output_bias
@@ -171,7 +161,7 @@ def _has_bias(spec: ModelSpec, name: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Loader:
     checkpoint: Checkpoint
-    spec: ModelSpec
+    spec: LlamaSpec
     dtype: torch.dtype
 
     def tensor(self, name: str) -> Tensor:

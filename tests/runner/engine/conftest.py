@@ -9,7 +9,7 @@ import torch
 
 from engine_oracle import VARIANTS, Oracle
 from exegpt_planner.model_spec import read_model_spec
-from exegpt_runner.models.llama import load
+from exegpt_runner.models.families import load
 from tiny_models import write_model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from torch import Tensor
 from engine_oracle import VARIANTS
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_runner.engine import EncodeChunk, Engine, Sampling
-from exegpt_runner.models.llama import LlamaModel, load
+from exegpt_runner.models.families import load
+from exegpt_runner.models.model import Model
 from tiny_models import write_model
 
 TOLERANCE = 0.03
@@ -29,7 +31,7 @@ STEPS = 70  # beyond a granule of KV
 class Forced:
     """A model that records its logits and answers with the tokens it is told to."""
 
-    model: LlamaModel
+    model: Model
     outputs: np.ndarray  # (queries, STEPS)
     recorded: list[Tensor] = field(default_factory=list)
 
@@ -65,9 +67,21 @@ def forced_logits(folder: Path, dtype: torch.dtype) -> Tensor:
     return torch.cat(forced.recorded)
 
 
-@pytest.mark.parametrize("variant", ["grouped", "ungrouped", "wide_heads", "biased", "llama3"])
+# Head sizes for which there are kernels, where not said otherwise.
+WIDE: dict[str, Any] = {"initializer_range": 0.1, "hidden_size": 64, "head_dim": 32}
+SIZES: dict[str, dict[str, Any]] = {
+    "opt": {"init_std": 0.1, "hidden_size": 64, "num_attention_heads": 2},
+    "opt_350m": {"init_std": 0.1},  # heads of 8, for which there are none
+    "gpt2": {"initializer_range": 0.1, "n_embd": 64, "n_head": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["grouped", "ungrouped", "wide_heads", "biased", "llama3", "qwen3", "opt", "opt_350m", "gpt2"],
+)
 def test_logits_are_within_the_tolerance_of_float32(variant: str, tmp_path: Path) -> None:
-    options = {"initializer_range": 0.1, "hidden_size": 64, "head_dim": 32} | VARIANTS[variant]
+    options = VARIANTS[variant] | SIZES[variant] if variant in SIZES else WIDE | VARIANTS[variant]
     write_model(tmp_path, dtype=torch.bfloat16, **options)
     exact = forced_logits(tmp_path, torch.float32)
     rounded = forced_logits(tmp_path, torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from engine_oracle import Oracle
 from exegpt_planner.errors import InvalidSpec, Unavailable
-from exegpt_planner.model_spec import read_model_spec
+from exegpt_planner.model_spec import LlamaSpec, OptSpec, read_model_spec
+from exegpt_runner.models import opt
 from exegpt_runner.models.llama import LlamaModel, load
 
 PROBE = torch.eye(48, dtype=torch.float64)
@@ -24,7 +26,9 @@ def folder(oracle: Oracle, tmp_path: Path) -> Path:
 
 
 def load_here(folder: Path, dtype: torch.dtype = torch.float64) -> LlamaModel:
-    return load(folder, read_model_spec(folder), dtype)
+    spec = read_model_spec(folder)
+    assert isinstance(spec, LlamaSpec)
+    return load(folder, spec, dtype)
 
 
 def test_sharded_files_give_the_same_model(folder: Path, oracle: Oracle) -> None:
@@ -35,6 +39,7 @@ def test_sharded_files_give_the_same_model(folder: Path, oracle: Oracle) -> None
         save_file({n: t for n, t in tensors.items() if weight_map[n] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     model = load_here(folder)
+    assert isinstance(oracle.model, LlamaModel)
     assert torch.equal(model.embedding, oracle.model.embedding)
     for layer, expected in zip(model.layers, oracle.model.layers, strict=True):
         assert torch.equal(layer.down(PROBE), expected.down(PROBE))
@@ -45,6 +50,7 @@ def test_sharded_files_give_the_same_model(folder: Path, oracle: Oracle) -> None
 
 def test_weights_are_converted_to_the_dtype_asked_for(folder: Path, oracle: Oracle) -> None:
     model = load_here(folder, torch.bfloat16)
+    assert isinstance(oracle.model, LlamaModel)
     assert torch.equal(model.norm.weight, oracle.model.norm.weight.bfloat16())
     assert model.embedding.dtype == torch.bfloat16
 
@@ -98,3 +104,22 @@ def test_an_index_cannot_point_outside_its_folder(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises((InvalidSpec, Unavailable)):
         load_here(folder)
+
+
+def test_a_gpt2_as_first_published_is_read(
+    oracle_of: Callable[[str], Oracle], tmp_path: Path
+) -> None:
+    """Without the prefix, with its causal masks stored."""
+    oracle = oracle_of("gpt2")
+    folder = Path(shutil.copytree(oracle.folder, tmp_path / "gpt2"))
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): each for name, each in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 512, 512)
+    save_file(bare, folder / "model.safetensors")
+    spec = read_model_spec(folder)
+    assert isinstance(spec, OptSpec)
+    x = torch.randn(3, spec.hidden, dtype=torch.float64)
+    assert torch.equal(opt.load(folder, spec, torch.float64).logits(x), oracle.model.logits(x))
+    save_file(bare | {"h.0.extra": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(InvalidSpec, match=r"h\.0\.extra is not a tensor of this architecture"):
+        opt.load(folder, spec, torch.float64)

@@ -8,7 +8,7 @@ from exegpt_planner.model_spec import read_model_spec
 from exegpt_runner.clocks import CalibrationKernel
 from exegpt_runner.engine import Engine
 from exegpt_runner.measure import measure
-from exegpt_runner.models.llama import load
+from exegpt_runner.models.families import load
 from exegpt_wire import worker_pb2 as pb
 from tiny_models import write_model
 
