@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -20,14 +18,6 @@ pytestmark = pytest.mark.skipif(
 SHAPES = [(3, 1, 32), (8, 2, 96)]  # H, G, D
 CAPACITY = 320
 ROUNDING = 2**-8  # of bfloat16, relative
-
-
-@pytest.fixture(params=[1, 2], ids=["alone", "threads"], autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -128,6 +118,30 @@ def test_every_head_has_its_own_weights() -> None:
     x, weight = noise(6, 3, 32), torch.randn(3, 32)
     heads = [kernels.rms_norm(x[:, i].contiguous(), weight[i], 1e-6) for i in range(3)]
     assert torch.equal(kernels.rms_norm(x, weight, 1e-6), torch.stack(heads, 1))
+
+
+def test_threads_change_no_number() -> None:
+    H, G, D = SHAPES[0]
+    kv, weight = noise(2, G, CAPACITY, D, seed=1), torch.randn(D)
+    angles, slots = torch.randn(9, D // 2), torch.arange(9)
+
+    def everything() -> list[Tensor]:
+        qkv, cache = noise(9, H + 2 * G, D), kv.clone()
+        normalised = kernels.rms_norm(qkv, weight, 1e-5)
+        compiled = kernels.attention_kernels(H, G, D)
+        compiled.place(qkv, angles.cos(), angles.sin(), slots, cache)
+        return [normalised, qkv, cache, run(qkv, cache, [0] * 9, list(range(1, 10)), H)]
+
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            results.append(everything())
+    finally:
+        torch.set_num_threads(before)
+    for alone, shared in zip(*results, strict=True):
+        assert torch.equal(alone, shared)
 
 
 @given(st.floats(width=32, allow_subnormal=False))
