@@ -36,21 +36,21 @@ def invitation(host: str, port: int, model: str) -> str:
 class Window:
     """The counters of a server since the last look; at first since its start."""
 
-    def __init__(self, registry: CollectorRegistry, plan: Plan) -> None:
-        self._registry, self._plan = registry, plan
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
         self._last = dict.fromkeys(COUNTERS, 0.0)
 
     def _totals(self) -> dict[str, float]:
         return {name: self._registry.get_sample_value(name) or 0.0 for name in COUNTERS}
 
-    def line(self, seconds: float) -> str | None:
-        """Measured beside predicted over the `seconds` since the last look; None when nothing ended."""
+    def line(self, seconds: float, plan: Plan) -> str | None:
+        """Measured beside what `plan` predicts, over the `seconds` since the last look; None when nothing ended."""
         last, self._last = self._last, self._totals()
         passed = {name: value - last[name] for name, value in self._last.items()}
         answers = passed["exegpt_output_tokens_count"]
         if not answers:
             return None
-        expected = self._plan.prediction
+        expected = plan.prediction
         parts = [
             f"{answers / seconds:.2f} queries/s (predicted {expected.queries_per_s:.2f} under a backlog)",
             f"{passed['exegpt_output_tokens_sum'] / seconds:.0f} tokens/s ({expected.tokens_per_s:.0f})",
@@ -65,7 +65,7 @@ class Window:
             parts.append(f"s99 answer {latency_s:.2f} s ({expected.latency_mean_s:.2f})")
         share = self._registry.get_sample_value("exegpt_within_bound_ratio")
         if share is not None and normalised:
-            parts.append(f"{share:.1%} within {self._plan.bound.seconds:g} s")
+            parts.append(f"{share:.1%} within {plan.bound.seconds:g} s")
         slowdown = self._registry.get_sample_value(SLOWDOWN)
         if slowdown:
             parts.append(f"machine at {1 / slowdown:.2f} of its speed while profiling")

@@ -1,7 +1,8 @@
 """`exegpt serve`: worker and gateway on this machine, from the plan to the last stream.
 
 The gateway runs in this process, on the cores that the worker does not use. The first SIGINT or SIGTERM drains: new
-queries get 503, running streams finish; the second ends at once. Whatever happens, the worker is ended too.
+queries get 503, running streams finish; the second ends at once. Whatever happens, the worker is ended too. A manifest
+that is edited meanwhile is followed in place.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from prometheus_client import CollectorRegistry
 
 from exegpt_cli import live
 from exegpt_cli.cache import Cache
+from exegpt_cli.follow import ManifestWatch, replanned
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
 from exegpt_cli.local import Ready, preparing
 from exegpt_cli.options import ServeOptions
-from exegpt_cli.output import check_writable, log_warnings, progress, say
+from exegpt_cli.output import check_writable, fail, log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.summary import plan_text
@@ -36,12 +38,13 @@ from exegpt_gateway.server import serve as serve_http
 from exegpt_gateway.step_log import StepLog
 from exegpt_gateway.tokenizer import load_tokenizer
 from exegpt_gateway.worker_link import WorkerLink
-from exegpt_planner.errors import Unavailable
+from exegpt_planner.errors import ExeGPTError, Unavailable
 from exegpt_wire import worker_pb2
 
 DRAIN_S = 600.0  # the longest answer of a slow machine; a second signal does not wait
 CALIBRATE_EVERY_S = 1.0  # under 1 % of the time, to know the machine's speed beside its profile
 READY_POLL_S = 0.02
+FOLLOW_EVERY_S = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -62,7 +65,7 @@ def run_serve(options: ServeOptions) -> None:
             if options.announce_fd is None:
                 say(plan_text(ready.plan))
             with _step_log(options.step_log) as step_log:
-                asyncio.run(_Serving(ready, options, step_log).run(served))
+                asyncio.run(_Serving(ready, options, cache, step_log).run(served))
 
 
 def check_port(host: str, port: int) -> None:
@@ -90,8 +93,11 @@ def _step_log(path: Path | None) -> Iterator[StepLog | None]:
 class _Serving:
     """One gateway from its start to its end."""
 
-    def __init__(self, ready: Ready, options: ServeOptions, step_log: StepLog | None) -> None:
+    def __init__(
+        self, ready: Ready, options: ServeOptions, cache: Cache, step_log: StepLog | None
+    ) -> None:
         self._ready = ready
+        self._cache = cache
         self._name = ready.wanted.deployment.spec.model.served_name
         self._options = options
         self._metrics = Metrics(CollectorRegistry(), promise_of(ready))
@@ -125,22 +131,23 @@ class _Serving:
         self._ready.supervisor.on_failure = give_up
         conducting = self._conducting = asyncio.create_task(self._conductor.run())
         conducting.add_done_callback(lambda _: self._stop.set())
-        reporting = asyncio.create_task(self._report())
+        beside = [asyncio.create_task(self._report()), asyncio.create_task(self._follow())]
         with self._signals(loop):
             try:
                 await self._until_ready(conducting)
                 await self._serve(app)
             finally:
-                reporting.cancel()
-                conducting.cancel()
-                await asyncio.gather(reporting, conducting, return_exceptions=True)
+                for task in (*beside, conducting):
+                    task.cancel()
+                await asyncio.gather(*beside, conducting, return_exceptions=True)
         if self._ready.supervisor.failure is not None:
             raise self._ready.supervisor.failure
         if not conducting.cancelled() and (error := conducting.exception()) is not None:
             raise error
         if self._options.announce_fd is None:
-            whole = live.Window(self._metrics.registry, self._ready.plan)
-            say(whole.line(loop.time() - started_s) or "No answer was completed.")
+            whole = live.Window(self._metrics.registry)
+            line = whole.line(loop.time() - started_s, self._ready.plan)
+            say(line or "No answer was completed.")
 
     async def _until_ready(self, conducting: asyncio.Task[None]) -> None:
         """Until the worker holds the model; ends early when the conductor does."""
@@ -212,12 +219,36 @@ class _Serving:
         """Prints predicted beside measured from time to time, when there was work."""
         if self._options.announce_fd is not None:
             return
-        window = live.Window(self._metrics.registry, self._ready.plan)
+        window = live.Window(self._metrics.registry)
         while True:
             await asyncio.sleep(self._options.report_every_s)
-            line = window.line(self._options.report_every_s)
+            line = window.line(self._options.report_every_s, self._ready.plan)
             if line is not None:
                 say(line)
+
+    async def _follow(self) -> None:
+        """Works by the manifest as it is edited; what cannot be followed is said, and changes nothing."""
+        options, watch = self._options, ManifestWatch(self._options.file)
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            if not watch.has_changed():
+                continue
+            try:
+                ready = await asyncio.to_thread(
+                    replanned,
+                    self._ready,
+                    options.file,
+                    self._cache,
+                    strategy=options.strategy,
+                    probes=options.probes,
+                )
+            except ExeGPTError as error:
+                say(f"{options.file} has changed, but the schedule stays as it is:")
+                fail(error)
+                continue
+            self._ready = ready
+            self._conductor.reschedule(ready.plan.schedule, promise_of(ready))
+            say(f"{options.file} has changed; in force from now:\n{plan_text(ready.plan)}")
 
 
 def served_model(wanted: Wanted) -> ServedModel:

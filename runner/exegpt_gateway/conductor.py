@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from exegpt_gateway.ledger import Ledger
 from exegpt_gateway.messages import FINISH, step_command
-from exegpt_gateway.metrics import Metrics
+from exegpt_gateway.metrics import Metrics, Promise
 from exegpt_gateway.policies import EXTENT_TOKENS, StepPlan, lookahead, next_step
 from exegpt_gateway.pool import Pool, Query
 from exegpt_gateway.query import (
@@ -91,6 +91,12 @@ class Conductor:
         self._work_came.set()
         return stream
 
+    def reschedule(self, schedule: AnySchedule, promise: Promise) -> None:
+        """Works by `schedule` from the next step on; nothing that runs is touched."""
+        self.schedule = schedule
+        self._ledger.metrics.in_force(schedule)
+        self._ledger.metrics.promised(promise)
+
     def drain(self) -> None:
         """Refuses new queries from now; `run` returns when the last stream has finished."""
         self.is_draining = True
@@ -164,7 +170,7 @@ class Conductor:
             await self._link.receive(0)  # raises what broke it
 
     async def _step(self, plan: StepPlan) -> None:
-        begun_s = time.monotonic()
+        begun_s, schedule = time.monotonic(), self.schedule
         step = _Step(plan, next(self._sequences))
         self._pool.begin(plan.chunks)
         command = step_command(plan, step.sequence, self._pool)
@@ -181,7 +187,7 @@ class Conductor:
             is_last = result.last
             if not is_last:
                 self._ledger.hand_out()
-        if plan.chunks or not isinstance(self.schedule, RraSchedule):
+        if plan.chunks or not isinstance(schedule, RraSchedule):
             self._ledger.metrics.cycle_s.observe(received_s - begun_s)
 
     def _apply(self, step: _Step, result: worker_pb2.IterationResult, received_s: float) -> None:

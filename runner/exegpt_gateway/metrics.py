@@ -47,16 +47,27 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, promise: Promise | None = None) -> None:
         self.registry = registry
-        self._promise = promise
+        self._promise: Promise | None = None
         self._within: deque[bool] = deque(maxlen=ANSWERS_REMEMBERED)
         self._lengths_and_queue(registry)
         self._batches_and_steps(registry)
         self._knobs(registry)
         self._answers(registry)
         if promise is not None:
-            self._promised(registry, promise)
+            self._promise_gauges(registry)
             self._beside_table(registry)
             self._speed = MachineSpeed(promise.table.kernel_s)
+            self.promised(promise)
+
+    def promised(self, promise: Promise) -> None:
+        """Holds what comes from now against `promise`, which is on the table of the first one."""
+        self._promise, expected = promise, promise.prediction
+        self._within.clear()
+        self.bound_s.set(promise.bound_s)
+        self.promised_s.set(expected.promised_s)
+        self.predicted_latency_s.set(expected.latency_mean_s)
+        self.predicted_queries_per_s.set(expected.queries_per_s)
+        self.predicted_tokens_per_s.set(expected.tokens_per_s)
 
     def in_force(self, schedule: AnySchedule) -> None:
         """Shows the knobs of a schedule; those that it does not have are 0."""
@@ -231,25 +242,25 @@ class Metrics:
             registry=registry,
         )
 
-    def _promised(self, registry: CollectorRegistry, promise: Promise) -> None:
-        expected = {
-            "exegpt_bound_seconds": ("The latency bound", promise.bound_s),
-            "exegpt_promised_latency_seconds": (
-                "Promised 99th percentile latency of an answer of length s99",
-                promise.prediction.promised_s,
-            ),
-            "exegpt_predicted_latency_seconds": (
-                "Predicted mean latency of an answer of length s99",
-                promise.prediction.latency_mean_s,
-            ),
-            "exegpt_predicted_queries_per_second": (
-                "Predicted throughput under a saturated backlog",
-                promise.prediction.queries_per_s,
-            ),
-            "exegpt_predicted_tokens_per_second": (
-                "Predicted output tokens per second",
-                promise.prediction.tokens_per_s,
-            ),
-        }
-        for name, (help_text, value) in expected.items():
-            Gauge(name, help_text, registry=registry).set(value)
+    def _promise_gauges(self, registry: CollectorRegistry) -> None:
+        self.bound_s = Gauge("exegpt_bound_seconds", "The latency bound", registry=registry)
+        self.promised_s = Gauge(
+            "exegpt_promised_latency_seconds",
+            "Promised 99th percentile latency of an answer of length s99",
+            registry=registry,
+        )
+        self.predicted_latency_s = Gauge(
+            "exegpt_predicted_latency_seconds",
+            "Predicted mean latency of an answer of length s99",
+            registry=registry,
+        )
+        self.predicted_queries_per_s = Gauge(
+            "exegpt_predicted_queries_per_second",
+            "Predicted throughput under a saturated backlog",
+            registry=registry,
+        )
+        self.predicted_tokens_per_s = Gauge(
+            "exegpt_predicted_tokens_per_second",
+            "Predicted output tokens per second",
+            registry=registry,
+        )

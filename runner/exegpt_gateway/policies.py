@@ -115,10 +115,10 @@ def next_step(schedule: AnySchedule, view: PoolView) -> StepPlan | None:
 
 def _rra(schedule: RraSchedule, view: PoolView) -> StepPlan:
     interval = schedule.encode_interval
-    admitted = _admit(view, limit=schedule.encode_batch, iterations=interval)
-    if not admitted:
+    chunks = _rest(view) + _whole(_admit(view, limit=schedule.encode_batch, iterations=interval))
+    if not chunks:
         return StepPlan(decode_iterations=min(interval, IDLE_ITERATIONS))
-    return StepPlan(chunks=_whole(admitted), decode_iterations=interval)
+    return StepPlan(chunks=chunks, decode_iterations=interval)
 
 
 def _cra(schedule: CraSchedule, view: PoolView) -> StepPlan:
@@ -144,8 +144,8 @@ def _cra(schedule: CraSchedule, view: PoolView) -> StepPlan:
 
 def _static(schedule: StaticSchedule, view: PoolView) -> StepPlan:
     retain = not schedule.early_termination
-    if view.num_active:
-        return StepPlan(decode_iterations=UNTIL_DONE, retain_ended=retain)
+    if view.num_active or view.partial:
+        return StepPlan(chunks=_rest(view), decode_iterations=UNTIL_DONE, retain_ended=retain)
     # A batch holds its place until all of it is done, so all of it must fit at its longest.
     batch: list[WaitingQuery] = []
     held = 0
@@ -159,7 +159,7 @@ def _static(schedule: StaticSchedule, view: PoolView) -> StepPlan:
 
 def _orca(schedule: OrcaSchedule, view: PoolView) -> StepPlan:
     places = min(1, schedule.pool - view.num_active)
-    return _ride(_whole(_admit(view, limit=places, iterations=1)))
+    return _ride(_rest(view) + _whole(_admit(view, limit=places, iterations=1)))
 
 
 def _ride(chunks: tuple[ChunkPlan, ...]) -> StepPlan:
@@ -167,6 +167,14 @@ def _ride(chunks: tuple[ChunkPlan, ...]) -> StepPlan:
     if chunks:
         return StepPlan(chunks=chunks, decode_with_chunks=True)
     return StepPlan(decode_iterations=1)
+
+
+def _rest(view: PoolView) -> tuple[ChunkPlan, ...]:
+    """What is left of prompts that another policy, the one in force before, has begun in chunks."""
+    return tuple(
+        ChunkPlan(query=each.query, start=each.done, tokens=each.total - each.done, is_last=True)
+        for each in view.partial
+    )
 
 
 def _whole(queries: list[WaitingQuery]) -> tuple[ChunkPlan, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from exegpt_cli.cache import Cache
 from exegpt_cli.placement import this_machine
 from exegpt_cli.profiling import keep_table, local_key
+from exegpt_gateway.metrics import Promise
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import (
@@ -75,3 +76,13 @@ def store_table(cache: Cache, model: Path, dtype: str) -> None:
     spec = read_model_spec(model)
     key = local_key(spec, dtype, this_machine().threads)
     keep_table(table_up_to(LARGE, key, spec.num_layers), cache)
+
+
+def promise(bound_s: float = 2.0) -> Promise:
+    # Predicted: 0.1 s a token; s99 is 20 tokens. Longer answers were not predicted.
+    return Promise(
+        bound_s=bound_s,
+        prediction=PREDICTION,
+        table=table_up_to(LARGE),
+        normalise=lambda length: 20 / length if length <= 20 else None,
+    )

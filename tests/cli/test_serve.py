@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -166,6 +167,40 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(start: Callable[[], 
     assert refused == [503]
     assert server.process.wait(SAID_S) == 0
     assert_gone(workers)
+
+
+def test_an_edited_manifest_is_followed_in_place(
+    start: Callable[[], Server], tmp_path: Path, model: Path
+) -> None:
+    server = start()
+    client = server.client()
+    undisturbed = streamed(client, 400)
+    workers = server.workers
+
+    def bound_s() -> float:
+        text = httpx.get(server.announced.metrics_url).text
+        return float(re.findall(r"^exegpt_bound_seconds (.*)$", text, re.MULTILINE)[0])
+
+    def said(words: str) -> None:
+        deadline = time.monotonic() + SAID_S
+        while words not in server.stderr.read_text():
+            assert time.monotonic() < deadline, server.stderr.read_text()
+            time.sleep(0.05)
+
+    def edit(chunks: int) -> None:
+        if chunks == 5:
+            write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=0.2)
+            said("in force from now")
+
+    assert streamed(client, 400, meanwhile=edit) == undisturbed
+    assert bound_s() == 0.2
+    write_manifest(tmp_path, model, model__dtype="float64", latencyBound__seconds=0.3)
+    said("spec.model: changed while it is served; restart exegpt serve for it")
+    write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=1e-6)
+    said("no schedule")
+    assert bound_s() == 0.2
+    assert streamed(client, 400) == undisturbed
+    assert [each.pid for each in server.workers] == [each.pid for each in workers]
 
 
 def test_a_second_signal_ends_at_once(start: Callable[[], Server]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cli.tables import LARGE, PREDICTION, table_up_to
+from cli.tables import promise
 from conductors import MakeWorker, Serve, build_conductor, collect_all, greedy
-from exegpt_gateway.metrics import Metrics, Promise
+from exegpt_gateway.metrics import Metrics
 from exegpt_planner.schedule import (
     AnySchedule,
     CraSchedule,
@@ -18,16 +18,6 @@ from exegpt_planner.schedule import (
 )
 
 GLOSSARY = Path(__file__).parents[3] / "docs" / "glossary.md"
-
-
-def promise(bound_s: float = 2.0) -> Promise:
-    # Predicted: 0.1 s a token; s99 is 20 tokens. Longer answers were not predicted.
-    return Promise(
-        bound_s=bound_s,
-        prediction=PREDICTION,
-        table=table_up_to(LARGE),
-        normalise=lambda length: 20 / length if length <= 20 else None,
-    )
 
 
 async def test_a_run_shows_in_the_metrics(make_worker: MakeWorker, serve: Serve) -> None:
@@ -72,6 +62,16 @@ def test_answers_of_any_length_are_held_against_the_bound_after_normalising() ->
     assert value("exegpt_normalised_latency_seconds_sum") == pytest.approx(1.8 + 2.2 + 2.0)
     assert value("exegpt_within_bound_ratio") == pytest.approx(2 / 3)
     assert value("exegpt_completion_seconds_count") == 4
+
+
+def test_a_new_promise_takes_the_place_of_the_old_one() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, promise(bound_s=2.0))
+    metrics.answered(3.0, 20)
+    metrics.promised(promise(bound_s=4.0))
+    metrics.answered(3.0, 20)  # only what comes from now is held against it
+    assert registry.get_sample_value("exegpt_bound_seconds") == 4.0
+    assert registry.get_sample_value("exegpt_within_bound_ratio") == 1.0
 
 
 def test_what_was_promised_is_shown() -> None:

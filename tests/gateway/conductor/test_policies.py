@@ -125,6 +125,27 @@ def test_queries_begin_in_order_and_chunks_continue_where_the_last_ended(
         assert chunk.is_last == (start + chunk.tokens == total)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        RraSchedule(encode_batch=2, encode_interval=3),
+        StaticSchedule(batch=2, early_termination=True),
+        OrcaSchedule(pool=2),
+    ],
+)
+@pytest.mark.parametrize("num_active", [0, 3])
+def test_what_cra_has_begun_in_chunks_is_encoded_whole_by_whoever_follows_it(
+    schedule: AnySchedule, num_active: int
+) -> None:
+    begun = (PartialQuery(query=50, done=8, total=20), PartialQuery(query=51, done=1, total=9))
+    plan = next_step(schedule, view(5, partial=begun, num_active=num_active))
+    assert plan is not None
+    assert plan.chunks[:2] == (
+        ChunkPlan(query=50, start=8, tokens=12, is_last=True),
+        ChunkPlan(query=51, start=1, tokens=8, is_last=True),
+    )
+
+
 @given(cases())
 def test_no_schedule_exceeds_its_limits(case: tuple[AnySchedule, PoolView]) -> None:
     schedule, pool = case

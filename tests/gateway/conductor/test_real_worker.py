@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cli.tables import promise
 from conductors import collect_all, greedy
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.metrics import Metrics
@@ -75,8 +76,12 @@ async def run(
     kv_tokens: int = 64 * 64,
     registry: CollectorRegistry | None = None,
     kill_after: int | None = None,
+    then: Sequence[AnySchedule] = (),
 ) -> list[list[int]]:
-    """All answers; the worker is killed and restarted once so many tokens of the longest have come."""
+    """All answers; schedules `then` follow one another.
+
+    The worker is killed and restarted once so many tokens of the longest have come.
+    """
     configure = worker_pb2.ConfigureRequest(
         model_path=str(model), dtype="float64", kv_tokens=kv_tokens
     )
@@ -86,7 +91,7 @@ async def run(
         kv_tokens=kv_tokens,
         context=512,
         max_waiting=100,
-        metrics=Metrics(registry or CollectorRegistry()),
+        metrics=Metrics(registry or CollectorRegistry(), promise()),
     )
     longest = LENGTHS.index(max(LENGTHS))
     streams = [
@@ -102,6 +107,9 @@ async def run(
                 break
         process.kill()
         process.start()
+    for schedule in then:  # each after ten more tokens of the longest answer
+        begun += [(await anext(streams[longest])).token for _ in range(10)]
+        conductor.reschedule(schedule, promise())
     answers = await collect_all(streams)
     conductor.drain()
     await running
@@ -117,6 +125,18 @@ def undisturbed(process: Process, model: Path) -> list[list[int]]:
 
 def test_answers_are_as_long_as_asked(undisturbed: list[list[int]]) -> None:
     assert [len(answer) for answer in undisturbed] == LENGTHS
+
+
+async def test_a_schedule_that_changes_on_the_way_gives_the_same_tokens(
+    process: Process, model: Path, undisturbed: list[list[int]]
+) -> None:
+    schedules: list[AnySchedule] = [
+        CraSchedule(pool=5, chunk_tokens=11),
+        RraSchedule(encode_batch=3, encode_interval=5),
+        CraSchedule(pool=2, chunk_tokens=64),
+        RraSchedule(encode_batch=1, encode_interval=20),
+    ]
+    assert await run(process, model, schedules[0], then=schedules[1:]) == undisturbed
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cli.tables import promise
 from conductors import MakeWorker, Serve, build_conductor, collect, collect_all, greedy
+from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.policies import UNTIL_DONE
-from exegpt_planner.schedule import CraSchedule, OrcaSchedule, RraSchedule, StaticSchedule
+from exegpt_planner.schedule import (
+    AnySchedule,
+    CraSchedule,
+    OrcaSchedule,
+    RraSchedule,
+    StaticSchedule,
+)
 from fake_worker import SeenStep, answer
 
 
@@ -167,3 +179,58 @@ async def test_times_run_from_arrival_over_encode_start_to_the_last_token(
     assert times.first_token_s is not None
     assert times.finished_s is not None
     assert times.arrival_s <= times.encode_started_s <= times.first_token_s < times.finished_s
+
+
+async def test_a_new_schedule_is_in_force_from_the_next_step(
+    make_worker: MakeWorker, serve: Serve
+) -> None:
+    worker = await make_worker()
+    registry = CollectorRegistry()
+    conductor = build_conductor(
+        worker,
+        RraSchedule(encode_batch=2, encode_interval=3),
+        metrics=Metrics(registry, promise()),
+    )
+    stream = conductor.submit([1, 2], greedy(13))
+    serve(conductor)
+    tokens = []
+    async for event in stream:
+        tokens.append(event.token)
+        if len(tokens) == 2:  # within the first phase
+            conductor.reschedule(RraSchedule(encode_batch=2, encode_interval=2), promise(7.0))
+    assert tokens == answer([1, 2], 13)
+    intervals = [step.decode_iterations for step in worker.steps]
+    assert intervals[0] == 3
+    assert set(intervals[2:]) == {2}  # at most one step was on its way
+    assert registry.get_sample_value("exegpt_schedule_encode_interval_iterations") == 2
+    assert registry.get_sample_value("exegpt_bound_seconds") == 7.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    list(
+        itertools.permutations(
+            [
+                RraSchedule(encode_batch=2, encode_interval=3),
+                CraSchedule(pool=4, chunk_tokens=3),
+                StaticSchedule(batch=2, early_termination=True),
+                OrcaSchedule(pool=2),
+            ],
+            2,
+        )
+    ),
+    ids=str,
+)
+async def test_any_schedule_may_follow_any_other_while_queries_run(
+    make_worker: MakeWorker, serve: Serve, before: AnySchedule, after: AnySchedule
+) -> None:
+    """Prompts of 10 tokens in chunks of 3: some are half encoded at the change."""
+    worker = await make_worker()
+    conductor = build_conductor(worker, before, metrics=Metrics(CollectorRegistry(), promise()))
+    prompts = [[n] * 10 for n in range(1, 9)]
+    streams = [conductor.submit(prompt, greedy(6)) for prompt in prompts]
+    serve(conductor)
+    first = [await anext(streams[0])]
+    conductor.reschedule(after, promise())
+    rest = await collect_all(streams)
+    assert [[first[0].token, *rest[0]], *rest[1:]] == [answer(prompt, 6) for prompt in prompts]
