@@ -487,7 +487,7 @@ class Clocks(_message.Message):
     start_s: _builtins.float
     """the worker's monotonic clock when the iteration started"""
     between_s: _builtins.float
-    """of wall_s, before start_s: sending the previous result, taking commands"""
+    """of wall_s, outside the engine: making and sending messages, taking commands"""
     def __init__(
         self,
         *,
