@@ -14,19 +14,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import config, float32, int64, njit, prange, set_num_threads, types, void
-from numba.extending import intrinsic
+from numba import float32, int64, njit, prange, types, void
 from numpy.typing import NDArray
 from torch import Tensor
 
 from exegpt_runner.layers.linear import packs
-from exegpt_runner.layers.vectors import Lanes, Value
+from exegpt_runner.layers.vectors import (
+    FLOAT_BYTES,
+    HALF_BYTES,
+    WIDTH,
+    Lanes,
+    Value,
+    compiled,
+    uses_threads,
+    vector_code,
+)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_WIDTH = 16  # lanes; LLVM splits them where the machine has fewer
-_HALF_BYTES, _FLOAT_BYTES = 2, 4
 _LEAST = np.float32(-3.4e38)  # to it, exp is 0
 _VALUES_AT_ONCE = 4  # weighed before the sum goes back to memory
 _KEYS_AHEAD = 32  # asked for before they are needed
@@ -36,7 +42,7 @@ _ints = types.Array(int64, 1, "C", readonly=False)
 
 def usable(dtype: torch.dtype, *sizes: int) -> bool:
     """Whether there are kernels for rows of these sizes on this machine."""
-    return packs(dtype) and not any(size % _WIDTH for size in sizes)
+    return packs(dtype) and not any(size % WIDTH for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class AttentionKernels:
 
 def attention_kernels(num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionKernels:
     """The kernels for such heads and as many threads as torch has; compiling takes seconds, once."""
-    heads = (num_heads, num_kv_heads, head_dim, _uses_threads())
+    heads = (num_heads, num_kv_heads, head_dim, uses_threads())
     return AttentionKernels(_place_kernel(*heads), _attend_kernel(*heads))
 
 
@@ -77,23 +83,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     out = torch.empty_like(x)
     size = weight.shape[-1]
-    norm = _norm_kernel(size, weight.numel() // size, eps, _uses_threads())
+    norm = _norm_kernel(size, weight.numel() // size, eps, uses_threads())
     norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size)
     return out
-
-
-def _uses_threads() -> bool:
-    num_threads = torch.get_num_threads()
-    if num_threads > 1:
-        most: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # as many as cores
-        set_num_threads(min(num_threads, most))
-    return num_threads > 1
-
-
-def _compiled(function: Callable[..., None], signature: Any, *, is_parallel: bool) -> Any:
-    """`function` as machine code; sums may be reordered, as torch's are."""
-    decorate = njit(signature, fastmath=True, nogil=True, error_model="numpy", parallel=is_parallel)
-    return decorate(function)
 
 
 @functools.cache
@@ -101,7 +93,7 @@ def _attend_kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel
     G, D, R = num_kv_heads, head_dim, num_heads // num_kv_heads  # R query heads a KV head
     scores, weigh, weigh_one = _scores(R, D), _weigh(R, D, _VALUES_AT_ONCE), _weigh(R, D, 1)
     widen, narrow, softmax = _widen(R * D), _narrow(R * D), _softmax()
-    row_bytes = _HALF_BYTES * D
+    row_bytes = HALF_BYTES * D
     scale = np.float32(head_dim**-0.5)
 
     def attend(
@@ -110,8 +102,8 @@ def _attend_kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel
         for pair in prange(len(contexts) * G):
             i, g = pair // G, pair % G
             context = contexts[i]
-            length = (context + _WIDTH - 1) // _WIDTH * _WIDTH  # in whole blocks
-            weights, stride = np.empty(R * length, np.float32), _FLOAT_BYTES * length
+            length = (context + WIDTH - 1) // WIDTH * WIDTH  # in whole blocks
+            weights, stride = np.empty(R * length, np.float32), FLOAT_BYTES * length
             query, total = np.empty(R * D, np.float32), np.empty(R * D, np.float32)
             weights_at = weights.ctypes.data
             keys_at = kv_at + (g * capacity + starts[i]) * row_bytes
@@ -121,21 +113,21 @@ def _attend_kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel
                 query[d] *= scale
                 total[d] = 0
             for t in range(context):
-                weight_at, ahead = weights_at + _FLOAT_BYTES * t, t * row_bytes
+                weight_at, ahead = weights_at + FLOAT_BYTES * t, t * row_bytes
                 scores(query.ctypes.data, keys_at + ahead, values_at + ahead, weight_at, stride)
             for r in range(R):
                 softmax(weights, r * length, context, length)
             whole = context - context % _VALUES_AT_ONCE
             for t in range(0, whole, _VALUES_AT_ONCE):
-                weight_at, value_at = weights_at + _FLOAT_BYTES * t, values_at + t * row_bytes
+                weight_at, value_at = weights_at + FLOAT_BYTES * t, values_at + t * row_bytes
                 weigh(weight_at, stride, value_at, total.ctypes.data)
             for t in range(whole, context):
-                weight_at, value_at = weights_at + _FLOAT_BYTES * t, values_at + t * row_bytes
+                weight_at, value_at = weights_at + FLOAT_BYTES * t, values_at + t * row_bytes
                 weigh_one(weight_at, stride, value_at, total.ctypes.data)
             narrow(total.ctypes.data, out_at + pair * R * row_bytes)
 
     signature = void(int64, int64, int64, _ints, _ints, int64)
-    return _compiled(attend, signature, is_parallel=is_parallel)
+    return compiled(attend, signature, is_parallel=is_parallel)
 
 
 def _softmax() -> Any:
@@ -144,19 +136,19 @@ def _softmax() -> Any:
     @njit(fastmath=True, error_model="numpy")
     def softmax(numbers: Floats, first: int, size: int, length: int) -> None:
         """In place, of `size` numbers from `first`; those up to `length`, a whole number of blocks, become 0."""
-        most, sums = np.empty(_WIDTH, np.float32), np.empty(_WIDTH, np.float32)
-        row_at = numbers.ctypes.data + first * _FLOAT_BYTES
+        most, sums = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
+        row_at = numbers.ctypes.data + first * FLOAT_BYTES
         for i in range(first + size, first + length):
             numbers[i] = _LEAST
-        for lane in range(_WIDTH):
+        for lane in range(WIDTH):
             most[lane], sums[lane] = _LEAST, 0
-        for at in range(0, length, _WIDTH):
-            larger(row_at + at * _FLOAT_BYTES, most.ctypes.data)
-        for lane in range(1, _WIDTH):
+        for at in range(0, length, WIDTH):
+            larger(row_at + at * FLOAT_BYTES, most.ctypes.data)
+        for lane in range(1, WIDTH):
             most[0] = max(most[0], most[lane])
-        for at in range(0, length, _WIDTH):
-            exponentials(row_at + at * _FLOAT_BYTES, most[0], sums.ctypes.data)
-        for lane in range(1, _WIDTH):
+        for at in range(0, length, WIDTH):
+            exponentials(row_at + at * FLOAT_BYTES, most[0], sums.ctypes.data)
+        for lane in range(1, WIDTH):
             sums[0] += sums[lane]
         for i in range(first, first + length):
             numbers[i] /= sums[0]
@@ -168,7 +160,7 @@ def _softmax() -> Any:
 def _place_kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel: bool) -> Any:
     H, G, D = num_heads, num_kv_heads, head_dim
     turn, copy = _turn(D), _copy(D)
-    row_bytes, angle_bytes = _HALF_BYTES * D, _FLOAT_BYTES * (D // 2)
+    row_bytes, angle_bytes = HALF_BYTES * D, FLOAT_BYTES * (D // 2)
 
     def place(
         qkv_at: int, cos_at: int, sin_at: int, kv_at: int, slots: Ints, capacity: int
@@ -181,7 +173,7 @@ def _place_kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel:
                 copy(row_at + (H + g) * row_bytes, kv_at + (g * capacity + slots[t]) * row_bytes)
 
     signature = void(int64, int64, int64, int64, _ints, int64)
-    return _compiled(place, signature, is_parallel=is_parallel)
+    return compiled(place, signature, is_parallel=is_parallel)
 
 
 @functools.cache
@@ -190,44 +182,27 @@ def _norm_kernel(size: int, num_weights: int, eps: float, is_parallel: bool) -> 
 
     def norm(x_at: int, weight_at: int, out_at: int, num_rows: int) -> None:
         for row in prange(num_rows):
-            first, weight = row * size, weight_at + row % num_weights * size * _FLOAT_BYTES
-            squares = np.zeros(_WIDTH, np.float32)
-            for d in range(0, size, _WIDTH):
-                add_squares(x_at + _HALF_BYTES * (first + d), squares.ctypes.data)
+            first, weight = row * size, weight_at + row % num_weights * size * FLOAT_BYTES
+            squares = np.zeros(WIDTH, np.float32)
+            for d in range(0, size, WIDTH):
+                add_squares(x_at + HALF_BYTES * (first + d), squares.ctypes.data)
             scale = np.float32(1 / np.sqrt(squares.sum() / size + eps))
-            for d in range(0, size, _WIDTH):
-                at = _HALF_BYTES * (first + d)
-                scaled(x_at + at, scale, weight + _FLOAT_BYTES * d, out_at + at)
+            for d in range(0, size, WIDTH):
+                at = HALF_BYTES * (first + d)
+                scaled(x_at + at, scale, weight + FLOAT_BYTES * d, out_at + at)
 
-    return _compiled(norm, void(int64, int64, int64, int64), is_parallel=is_parallel)
-
-
-def _vector_code(*kinds: Any) -> Callable[[Callable[..., None]], Any]:
-    """Makes `write(lanes, *values)` a function of such arguments for numba: the code that it writes."""
-
-    def decorate(write: Callable[..., None]) -> Any:
-        @functools.wraps(write)  # its lanes stand where numba hands in its typing context
-        def typed(_typing_context: Any, *_: Any) -> Any:
-            def generate(context: Any, builder: Value, _: Any, values: Any) -> Value:
-                write(Lanes(builder, _WIDTH), *values)
-                return context.get_dummy_value()
-
-            return void(*kinds), generate
-
-        return intrinsic(typed)
-
-    return decorate
+    return compiled(norm, void(int64, int64, int64, int64), is_parallel=is_parallel)
 
 
 def _scores(num_heads: int, head_dim: int) -> Any:
     """Query times key for `num_heads` queries and one key, whose value is asked for too."""
 
-    @_vector_code(int64, int64, int64, int64, int64)
+    @vector_code(int64, int64, int64, int64, int64)
     def scores(v: Lanes, query: Value, key: Value, value: Value, out: Value, stride: Value) -> None:
-        row_bytes = _HALF_BYTES * head_dim
+        row_bytes = HALF_BYTES * head_dim
         v.prefetch(value, row_bytes)
         v.prefetch(v.offset(key, _KEYS_AHEAD * row_bytes), row_bytes)
-        blocks = head_dim // _WIDTH
+        blocks = head_dim // WIDTH
         keys = [v.halves_at(key, block) for block in range(blocks)]
         for head in range(num_heads):
             total = v.product(v.floats_at(query, head * blocks), keys[0])
@@ -241,13 +216,13 @@ def _scores(num_heads: int, head_dim: int) -> Any:
 def _weigh(num_heads: int, head_dim: int, num_values: int) -> Any:
     """Adds `num_values` values, times their weights, to the sums of `num_heads` heads."""
 
-    @_vector_code(int64, int64, int64, int64)
+    @vector_code(int64, int64, int64, int64)
     def weigh(v: Lanes, weight: Value, stride: Value, value: Value, total: Value) -> None:
-        blocks = head_dim // _WIDTH
-        rows = [v.offset(value, _HALF_BYTES * head_dim * i) for i in range(num_values)]
+        blocks = head_dim // WIDTH
+        rows = [v.offset(value, HALF_BYTES * head_dim * i) for i in range(num_values)]
         weights = [
             [
-                v.float_at(v.offset(v.row(weight, head, stride), _FLOAT_BYTES * i))
+                v.float_at(v.offset(v.row(weight, head, stride), FLOAT_BYTES * i))
                 for i in range(num_values)
             ]
             for head in range(num_heads)
@@ -266,7 +241,7 @@ def _weigh(num_heads: int, head_dim: int, num_values: int) -> Any:
 def _larger() -> Any:
     """Raises maxima, a lane each, to a block of numbers."""
 
-    @_vector_code(int64, int64)
+    @vector_code(int64, int64)
     def larger(v: Lanes, block: Value, most: Value) -> None:
         v.store_floats(v.maximum(v.floats_at(block, 0), v.floats_at(most, 0)), most, 0)
 
@@ -276,7 +251,7 @@ def _larger() -> Any:
 def _exponentials() -> Any:
     """Replaces a block x by exp(x - most), and adds that to sums, a lane each."""
 
-    @_vector_code(int64, float32, int64)
+    @vector_code(int64, float32, int64)
     def exponentials(v: Lanes, block: Value, most: Value, sums: Value) -> None:
         result = v.exp(v.difference(v.floats_at(block, 0), v.all(most)))
         v.store_floats(result, block, 0)
@@ -288,10 +263,10 @@ def _exponentials() -> Any:
 def _turn(head_dim: int) -> Any:
     """Rotary embedding of one head in place: pairs (i, i + D/2) by angle i."""
 
-    @_vector_code(int64, int64, int64)
+    @vector_code(int64, int64, int64)
     def turn(v: Lanes, head: Value, cos: Value, sin: Value) -> None:
-        second = v.offset(head, _HALF_BYTES * (head_dim // 2))
-        for block in range(head_dim // 2 // _WIDTH):
+        second = v.offset(head, HALF_BYTES * (head_dim // 2))
+        for block in range(head_dim // 2 // WIDTH):
             x, y = v.halves_at(head, block), v.halves_at(second, block)
             c, s = v.floats_at(cos, block), v.floats_at(sin, block)
             v.store_halves(v.difference(v.product(x, c), v.product(y, s)), head, block)
@@ -303,9 +278,9 @@ def _turn(head_dim: int) -> Any:
 def _copy(size: int) -> Any:
     """Copies a bfloat16 row."""
 
-    @_vector_code(int64, int64)
+    @vector_code(int64, int64)
     def copy(v: Lanes, source: Value, target: Value) -> None:
-        for block in range(size // _WIDTH):
+        for block in range(size // WIDTH):
             v.store_halves(v.halves_at(source, block), target, block)
 
     return copy
@@ -314,9 +289,9 @@ def _copy(size: int) -> Any:
 def _widen(size: int) -> Any:
     """Bfloat16 to float32."""
 
-    @_vector_code(int64, int64)
+    @vector_code(int64, int64)
     def widen(v: Lanes, source: Value, target: Value) -> None:
-        for block in range(size // _WIDTH):
+        for block in range(size // WIDTH):
             v.store_floats(v.halves_at(source, block), target, block)
 
     return widen
@@ -325,9 +300,9 @@ def _widen(size: int) -> Any:
 def _narrow(size: int) -> Any:
     """float32 to bfloat16."""
 
-    @_vector_code(int64, int64)
+    @vector_code(int64, int64)
     def narrow(v: Lanes, source: Value, target: Value) -> None:
-        for block in range(size // _WIDTH):
+        for block in range(size // WIDTH):
             v.store_halves(v.floats_at(source, block), target, block)
 
     return narrow
@@ -336,7 +311,7 @@ def _narrow(size: int) -> Any:
 def _add_squares() -> Any:
     """Adds the squares of a block to sums, a lane each."""
 
-    @_vector_code(int64, int64)
+    @vector_code(int64, int64)
     def add_squares(v: Lanes, block: Value, sums: Value) -> None:
         x = v.halves_at(block, 0)
         v.store_floats(v.add_product(x, x, v.floats_at(sums, 0)), sums, 0)
@@ -347,7 +322,7 @@ def _add_squares() -> Any:
 def _scaled() -> Any:
     """A block times a number and its weights."""
 
-    @_vector_code(int64, float32, int64, int64)
+    @vector_code(int64, float32, int64, int64)
     def scaled(v: Lanes, block: Value, scale: Value, weight: Value, out: Value) -> None:
         x = v.product(v.halves_at(block, 0), v.all(scale))
         v.store_halves(v.product(x, v.floats_at(weight, 0)), out, 0)

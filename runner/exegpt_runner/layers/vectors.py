@@ -6,14 +6,21 @@ exactly, stores round to nearest even, as torch does.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from llvmlite import ir
+from numba import config, njit, set_num_threads, void
+from numba.extending import intrinsic
 
 _LONG = ir.IntType(64)
 _FLOAT, _INT, _HALF, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
-_HALF_BYTES, _FLOAT_BYTES, _LINE_BYTES = 2, 4, 64
+WIDTH = 16  # lanes; LLVM splits them where the machine has fewer
+HALF_BYTES, FLOAT_BYTES = 2, 4
+_LINE_BYTES = 64
 _QUIET_NAN = 0x7FC0
 _MANTISSA_BITS = 23
 _LOG2_E = 1.4426950408889634
@@ -45,7 +52,7 @@ class Lanes:
 
     def float_at(self, address: Value) -> Value:
         """The float32 at `address`, in every lane."""
-        return self.all(self._load(address, _FLOAT, _FLOAT_BYTES))
+        return self.all(self._load(address, _FLOAT, FLOAT_BYTES))
 
     def all(self, number: Value) -> Value:
         """The float32 `number` in every lane."""
@@ -55,19 +62,27 @@ class Lanes:
 
     def floats_at(self, address: Value, block: int) -> Value:
         """Block `block` of the float32 row at `address`."""
-        at = self.offset(address, _FLOAT_BYTES * self._width * block)
-        return self._load(at, self._floats, _FLOAT_BYTES)
+        at = self.offset(address, FLOAT_BYTES * self._width * block)
+        return self._load(at, self._floats, FLOAT_BYTES)
 
     def store_floats(self, values: Value, address: Value, block: int) -> None:
         """Writes block `block` of the float32 row at `address`."""
-        at = self.offset(address, _FLOAT_BYTES * self._width * block)
-        self._store(values, at, _FLOAT_BYTES)
+        at = self.offset(address, FLOAT_BYTES * self._width * block)
+        self._store(values, at, FLOAT_BYTES)
 
     def halves_at(self, address: Value, block: int) -> Value:
         """Block `block` of the bfloat16 row at `address`, widened."""
-        at = self.offset(address, _HALF_BYTES * self._width * block)
-        bits = self._builder.zext(self._load(at, self._halves, _HALF_BYTES), self._ints)
+        at = self.offset(address, HALF_BYTES * self._width * block)
+        bits = self._builder.zext(self._load(at, self._halves, HALF_BYTES), self._ints)
         return self._builder.bitcast(self._builder.shl(bits, self._all(16)), self._floats)
+
+    def pairs_at(self, address: Value, block: int) -> tuple[Value, Value]:
+        """The even and the odd numbers of two blocks of bfloat16, widened."""
+        at = self.offset(address, 2 * HALF_BYTES * self._width * block)
+        bits = self._load(at, self._ints, HALF_BYTES)
+        even = self._builder.shl(bits, self._all(16))
+        odd = self._builder.and_(bits, self._all(0xFFFF0000))
+        return tuple(self._builder.bitcast(each, self._floats) for each in (even, odd))
 
     def store_halves(self, values: Value, address: Value, block: int) -> None:
         """Writes block `block` of the bfloat16 row at `address`, rounded."""
@@ -77,8 +92,8 @@ class Lanes:
         rounded = b.lshr(b.add(b.add(bits, self._all(0x7FFF)), is_odd), self._all(16))
         is_nan = b.fcmp_unordered("uno", values, values)
         rounded = b.select(is_nan, self._all(_QUIET_NAN), rounded)
-        at = self.offset(address, _HALF_BYTES * self._width * block)
-        self._store(b.trunc(rounded, self._halves), at, _HALF_BYTES)
+        at = self.offset(address, HALF_BYTES * self._width * block)
+        self._store(b.trunc(rounded, self._halves), at, HALF_BYTES)
 
     def add_product(self, x: Value, y: Value, total: Value) -> Value:
         """X * y + total, rounded once."""
@@ -96,6 +111,19 @@ class Lanes:
         """X + y."""
         return self._builder.fadd(x, y)
 
+    def quotient(self, x: Value, y: Value) -> Value:
+        """X / y."""
+        return self._builder.fdiv(x, y)
+
+    def constant(self, number: float) -> Value:
+        """`number` in every lane."""
+        return ir.Constant(self._floats, [number] * self._width)
+
+    def where_negative(self, x: Value, then: Value, otherwise: Value) -> Value:
+        """`then` in the lanes where x < 0, else `otherwise`."""
+        is_negative = self._builder.fcmp_ordered("<", x, self.constant(0.0))
+        return self._builder.select(is_negative, then, otherwise)
+
     def maximum(self, x: Value, y: Value) -> Value:
         """The larger one."""
         return self._call("llvm.maxnum", self._floats, [self._floats] * 2, [x, y])
@@ -103,23 +131,23 @@ class Lanes:
     def exp(self, x: Value) -> Value:
         """E to the power of x <= 0, relative error 2e-7; 0 below the least normal float32."""
         b = self._builder
-        powers = b.fmul(x, self._constant(_LOG2_E))
-        is_normal = b.fcmp_ordered(">", powers, self._constant(_LEAST_POWER))
+        powers = b.fmul(x, self.constant(_LOG2_E))
+        is_normal = b.fcmp_ordered(">", powers, self.constant(_LEAST_POWER))
         whole = self._call("llvm.rint", self._floats, [self._floats], [powers])
         part = b.fsub(powers, whole)
-        result = self._constant(_EXP2[-1])
+        result = self.constant(_EXP2[-1])
         for coefficient in reversed(_EXP2[:-1]):
-            result = self.add_product(result, part, self._constant(coefficient))
+            result = self.add_product(result, part, self.constant(coefficient))
         exponent = b.shl(b.fptosi(whole, self._ints), self._all(_MANTISSA_BITS))
         result = b.bitcast(b.add(b.bitcast(result, self._ints), exponent), self._floats)
-        return b.select(is_normal, result, self._constant(0.0))
+        return b.select(is_normal, result, self.constant(0.0))
 
     def store_sum(self, values: Value, address: Value) -> None:
         """Writes the sum over the lanes as a float32 at `address`."""
         name = "llvm.vector.reduce.fadd"
         arguments = [_FLOAT(0.0), values]
         total = self._call(name, _FLOAT, [_FLOAT, self._floats], arguments, fastmath=("fast",))
-        self._store(total, address, _FLOAT_BYTES)
+        self._store(total, address, FLOAT_BYTES)
 
     def prefetch(self, address: Value, num_bytes: int) -> None:
         """Has `num_bytes` from `address` brought nearer; nothing happens where there is no memory."""
@@ -132,9 +160,6 @@ class Lanes:
         for line in range(0, num_bytes, _LINE_BYTES):
             at = b.inttoptr(self.offset(address, line), byte)
             b.call(function, [at, _INT(_READ), _INT(_MODERATE_LOCALITY), _INT(_DATA)])
-
-    def _constant(self, number: float) -> Value:
-        return ir.Constant(self._floats, [number] * self._width)
 
     def _all(self, number: int) -> Value:
         return ir.Constant(self._ints, [number] * self._width)
@@ -157,3 +182,35 @@ class Lanes:
             module, ir.FunctionType(result, kinds), full
         )
         return self._builder.call(function, arguments, **flags)
+
+
+def vector_code(*kinds: Any) -> Callable[[Callable[..., None]], Any]:
+    """Makes `write(lanes, *values)` a function of such arguments for numba: the code that it writes."""
+
+    def decorate(write: Callable[..., None]) -> Any:
+        @functools.wraps(write)  # its lanes stand where numba hands in its typing context
+        def typed(_typing_context: Any, *_: Any) -> Any:
+            def generate(context: Any, builder: Value, _: Any, values: Any) -> Value:
+                write(Lanes(builder, WIDTH), *values)
+                return context.get_dummy_value()
+
+            return void(*kinds), generate
+
+        return intrinsic(typed)
+
+    return decorate
+
+
+def uses_threads() -> bool:
+    """Whether kernels are to run on several threads, as many as torch has."""
+    num_threads = torch.get_num_threads()
+    if num_threads > 1:
+        most: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # as many as cores
+        set_num_threads(min(num_threads, most))
+    return num_threads > 1
+
+
+def compiled(function: Callable[..., None], signature: Any, *, is_parallel: bool) -> Any:
+    """`function` as machine code; sums may be reordered, as torch's are."""
+    decorate = njit(signature, fastmath=True, nogil=True, error_model="numpy", parallel=is_parallel)
+    return decorate(function)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exegpt_runner.layers import kernels
+from exegpt_runner.layers.row_product import Finish, RowProduct
 
 pytestmark = pytest.mark.skipif(
     not kernels.usable(torch.bfloat16, 16), reason="this CPU has no bf16 kernels"
@@ -152,3 +156,46 @@ def test_numbers_are_rounded_as_torch_rounds_them(number: float) -> None:
     found = kernels.rms_norm(torch.ones(1, 16, dtype=torch.bfloat16), weight, 0.0)
     expected = weight.to(torch.bfloat16)
     torch.testing.assert_close(found[0], expected, rtol=0, atol=0, equal_nan=True)
+
+
+FINISHES: dict[Finish, Callable[[Tensor, Tensor], Tensor]] = {
+    "none": lambda x, _: x,
+    "silu": lambda x, _: torch.nn.functional.silu(x),
+    "relu": lambda x, _: x.relu(),
+    "add": lambda x, other: x + other,
+    "multiply": lambda x, other: x * other,
+}
+
+
+@pytest.mark.parametrize("finish", FINISHES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_product_of_one_row_is_that_of_float64(finish: Finish, has_bias: bool) -> None:
+    weight, bias = noise(96, 64), noise(96, seed=1) if has_bias else None
+    product = row_product(weight, bias)
+    assert product is not None
+    x, other = noise(1, 64, seed=2), noise(1, 96, seed=3)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    expected = FINISHES[finish](exact, other.double())
+    found = product(x, finish, other).double()
+    torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-5)
+
+
+def test_silu_of_large_numbers_is_exact_on_both_sides() -> None:
+    weight = torch.diag(torch.tensor([200.0, -200.0, 40.0, -40.0] * 8)).to(torch.bfloat16)
+    product = row_product(weight, None)
+    assert product is not None
+    found = product(torch.ones(1, 32, dtype=torch.bfloat16), "silu")
+    assert found[0, :4].tolist() == [200.0, 0.0, 40.0, pytest.approx(-40 * math.exp(-40), rel=0.01)]
+
+
+def test_a_matrix_that_is_laid_out_otherwise_is_left_to_onednn() -> None:
+    weight = noise(64, 64)
+    assert row_product(noise(48, 64), None) is None  # no whole block of outputs
+    assert row_product(noise(64, 48), None) is None
+    onednn = torch.ops.mkldnn
+    other = onednn._reorder_linear_weight(noise(64, 64, seed=1), 32)
+    assert RowProduct.of(other, weight, None) is None
+
+
+def row_product(weight: Tensor, bias: Tensor | None) -> RowProduct | None:
+    return RowProduct.of(torch.ops.mkldnn._reorder_linear_weight(weight, 32), weight, bias)
