@@ -17,7 +17,7 @@ import psutil
 from exegpt_cli.cache import Cache
 from exegpt_cli.output import progress, say
 from exegpt_cli.placement import Placement, leave_to_worker, this_machine
-from exegpt_cli.profiling import WAITING, ProfileTarget, cached_table, forget, local_key
+from exegpt_cli.profiling import BUDGET_S, WAITING, ProfileTarget, cached_table, forget, local_key
 from exegpt_cli.profiling import profile as measure
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.supervisor import Supervisor, worker_command
@@ -31,8 +31,11 @@ from exegpt_planner.workload import Workload
 from exegpt_runner import identity
 
 FIRST_QUERIES = 64  # in a decode; a bound of seconds on a CPU rarely allows more
-PROMPTS_SHARE = 0.5  # of them encoded at once: in RRA, B_E is below the pool it feeds
+PROMPTS_SHARE = 0.75  # of them encoded at once: in RRA with N_D near s99, B_E is most of the pool
 GROWTHS = (1, 4, 16)  # of the sizes: 64, 256, 1024 queries; each costs a profile's time
+GROWTH_BUDGET_S = (
+    60.0  # of measuring where a smaller profile has just been measured: its samples are kept
+)
 MEMORY_SHARE = 0.5  # of what is available: the rest is for the page cache and whatever else runs
 RESERVE_BYTES = 256 << 20  # activations, tokenizer, gateway
 GRAIN_BYTES = 256 << 20  # so that the budget, and the plan, do not change with every free page
@@ -85,6 +88,7 @@ class Profiler:
     cache: Cache
     placement: Placement = field(default_factory=this_machine)
     _supervisor: Supervisor | None = None
+    _has_measured: bool = False
 
     def start(self) -> Supervisor:
         """The worker, started if it is not; from then on this thread leaves its cores alone."""
@@ -122,8 +126,12 @@ class Profiler:
             model_dir=self.wanted.folder, spec=self.wanted.model, dtype=spec.dtype
         )
         title = f"Profiling {spec.served_name} on {key.device}, {key.threads} thread(s)"
+        budget_s = GROWTH_BUDGET_S if self._has_measured else BUDGET_S
+        self._has_measured = True
         with progress(title) as report:
-            return measure(target, supervisor.address, coverage, self.cache, report)
+            return measure(
+                target, supervisor.address, coverage, self.cache, report, budget_s=budget_s
+            )
 
 
 def coverage_for(workload: Workload, model_context: int, queries: int = FIRST_QUERIES) -> Coverage:
