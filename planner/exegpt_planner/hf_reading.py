@@ -59,6 +59,7 @@ class Reading:
         return tuple(dict.fromkeys(tokens))
 
     def token(self, name: str) -> int | None:
+        """The first of `tokens`."""
         tokens = self.tokens(name)
         return tokens[0] if tokens else None
 

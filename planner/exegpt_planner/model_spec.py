@@ -167,9 +167,6 @@ class OptSpec(ModelSpec):
         return tables + positions + projections + 2 * self.hidden * self.final_norm
 
 
-AnyModelSpec = Annotated[LlamaSpec | OptSpec, Field(discriminator="architecture")]
-
-
 def read_model_spec(folder: Path) -> LlamaSpec | OptSpec:
     """The shape of the model in a Hugging Face folder: config.json, and end tokens from generation_config.json."""
     path = folder / "config.json"

@@ -112,9 +112,8 @@ class Metrics:
             return
         table = self._promise.table
         slowdown = self._speed.slowdown(clocks.kernel_s)
-        clock_s = (
-            clocks.cpu_s if table.key.threads == 1 else clocks.wall_s
-        )  # as the profile was measured
+        # As the profile was measured.
+        clock_s = clocks.cpu_s if table.key.threads == 1 else clocks.wall_s
         self.unslowed_s.inc(clock_s / slowdown)
         self.predicted_s.inc(table.step_s(shape))
         self.slowdown.set(slowdown)

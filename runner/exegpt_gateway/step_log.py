@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from exegpt_gateway.messages import shape_of
 from exegpt_planner.errors import InvalidSpec, Unavailable
 from exegpt_planner.profile_table import StepShape
 from exegpt_wire import worker_pb2
@@ -86,13 +87,13 @@ class StepLog:
 
     def iteration(self, result: worker_pb2.IterationResult) -> None:
         """Notes an iteration."""
-        shape, clocks = result.shape, result.clocks
+        clocks = result.clocks
         self._write(
             "iteration",
             {
                 "sequence": result.sequence,
                 "last": result.last,
-                "shape": {each.name: getattr(shape, each.name) for each in _SHAPE},
+                "shape": dataclasses.asdict(shape_of(result.shape)),
                 "wall_s": clocks.wall_s,
                 "cpu_s": clocks.cpu_s,
                 "kernel_s": clocks.kernel_s,
@@ -131,9 +132,6 @@ class StepLog:
         with contextlib.suppress(OSError):  # it tries to write once more
             self._file.close()
         log.warning("step log ends early", extra={"path": str(self.path), "reason": error.strerror})
-
-
-_SHAPE = dataclasses.fields(StepShape)
 
 
 def read_step_log(path: Path) -> Steps:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cores = sorted(os.sched_getaffinity(0))
             return _fail(f"cores {sorted(options.cpus)} are not all there; try some of {cores}.")
     threads = options.threads or len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "passive"
     os.environ["GOMP_SPINCOUNT"] = "0"
     return _serve(options.listen, threads)

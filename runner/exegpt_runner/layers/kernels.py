@@ -28,6 +28,7 @@ from exegpt_runner.layers.vectors import (
     compiled,
     uses_threads,
     vector_code,
+    widen_code,
 )
 
 Ints = NDArray[np.int64]
@@ -76,23 +77,28 @@ def attention_kernels(num_heads: int, num_kv_heads: int, head_dim: int) -> Atten
     return AttentionKernels(_place_kernel(*heads), _attend_kernel(*heads))
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """X / sqrt(mean(x**2) + eps) * weight, the mean over the last dimension.
+class NormKernel:
+    """x / sqrt(mean(x**2) + eps) * weight, the mean over the last dimension. weight: (E,) or (H, D) float32."""
 
-    x: (..., *weight.shape) bfloat16 and contiguous; weight: (E,) or (H, D) float32.
-    """
-    out = torch.empty_like(x)
-    size = weight.shape[-1]
-    norm = _norm_kernel(size, weight.numel() // size, eps, uses_threads())
-    norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size)
-    return out
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight = weight
+        self._size = weight.shape[-1]
+        num_weights = weight.numel() // self._size
+        self._norm = _norm_kernel(self._size, num_weights, eps, uses_threads())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (..., *weight.shape) bfloat16."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._norm(x.data_ptr(), self._weight.data_ptr(), out.data_ptr(), x.numel() // self._size)
+        return out
 
 
 @functools.cache
 def _attend_kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel: bool) -> Any:
     G, D, R = num_kv_heads, head_dim, num_heads // num_kv_heads  # R query heads a KV head
     scores, weigh, weigh_one = _scores(R, D), _weigh(R, D, _VALUES_AT_ONCE), _weigh(R, D, 1)
-    widen, narrow, softmax = _widen(R * D), _narrow(R * D), _softmax()
+    widen, narrow, softmax = widen_code(R * D), _narrow(R * D), _softmax()
     row_bytes = HALF_BYTES * D
     scale = np.float32(head_dim**-0.5)
 
@@ -284,17 +290,6 @@ def _copy(size: int) -> Any:
             v.store_halves(v.halves_at(source, block), target, block)
 
     return copy
-
-
-def _widen(size: int) -> Any:
-    """Bfloat16 to float32."""
-
-    @vector_code(int64, int64)
-    def widen(v: Lanes, source: Value, target: Value) -> None:
-        for block in range(size // WIDTH):
-            v.store_floats(v.halves_at(source, block), target, block)
-
-    return widen
 
 
 def _narrow(size: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from exegpt_runner.layers import kernels
+from exegpt_runner.layers.kernels import NormKernel, usable
 
 
 class RMSNorm:
@@ -14,11 +14,11 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
         self._eps = eps
-        self._weight32 = weight.float()
-        self._has_kernel = kernels.usable(weight.dtype, weight.shape[-1])
+        has_kernel = usable(weight.dtype, weight.shape[-1])
+        self._kernel = NormKernel(weight.float(), eps) if has_kernel else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (T, E) or (T, H, D), the dimensions of the weight last."""
-        if not self._has_kernel:
-            return rms_norm(x, x.shape[-1:], None, self._eps) * self.weight
-        return kernels.rms_norm(x.contiguous(), self._weight32, self._eps)
+        if self._kernel is not None:
+            return self._kernel(x)
+        return rms_norm(x, x.shape[-1:], None, self._eps) * self.weight

@@ -6,7 +6,9 @@ checked: blocks of 32 outputs, in each of them pairs of inputs, the 32 outputs' 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +26,7 @@ from exegpt_runner.layers.vectors import (
     compiled,
     uses_threads,
     vector_code,
+    widen_code,
 )
 
 OUTPUTS = 2 * WIDTH  # of a block
@@ -43,6 +46,7 @@ class RowProduct:
     _address: int
     _bias: Tensor  # (out,) float32
     _in_features: int
+    _product: Callable[..., None]
 
     @staticmethod
     def of(packed: Tensor, weight: Tensor, bias: Tensor | None) -> RowProduct | None:
@@ -51,14 +55,15 @@ class RowProduct:
         if outputs % OUTPUTS or inputs % _INPUTS or not _is_known(packed, weight):
             return None
         wide = torch.zeros(outputs) if bias is None else bias.float()
-        return RowProduct(packed, _onednn.data_ptr(packed), wide, inputs)
+        address = _onednn.data_ptr(packed)
+        return RowProduct(packed, address, wide, inputs, _kernel(uses_threads()))
 
     def __call__(self, x: Tensor, finish: Finish, other: Tensor | None = None) -> Tensor:
         """x: (1, in); other: (1, out), to add or to multiply by; returns (1, out)."""
         x = x.contiguous()
         out = x.new_empty(1, len(self._bias))
         other = out if other is None else other.contiguous()
-        _kernel(uses_threads())(
+        self._product(
             x.data_ptr(),
             self._address,
             self._bias.data_ptr(),
@@ -77,9 +82,7 @@ def _is_known(packed: Tensor, weight: Tensor) -> bool:
     if int(_onednn._nbytes(packed)) != outputs * inputs * HALF_BYTES:
         return False
     memory = torch.frombuffer(
-        (np.ctypeslib.as_ctypes_type(np.uint16) * (outputs * inputs)).from_address(
-            _onednn.data_ptr(packed)
-        ),
+        (ctypes.c_uint16 * (outputs * inputs)).from_address(_onednn.data_ptr(packed)),
         dtype=torch.bfloat16,
     ).view(outputs // OUTPUTS, -1)
     return all(
@@ -93,7 +96,7 @@ def _is_known(packed: Tensor, weight: Tensor) -> bool:
 
 @functools.cache
 def _kernel(is_parallel: bool) -> Any:
-    add_products, widen = _add_products(), _widen()
+    add_products, widen = _add_products(), widen_code(WIDTH)
     plain, silu, relu, add, multiply = (_finish(finish) for finish in _CODES)
 
     def product(  # noqa: PLR0913 - addresses and sizes
@@ -154,16 +157,6 @@ def _add_products() -> Any:
             v.store_floats(total, sums, i)
 
     return add_products
-
-
-def _widen() -> Any:
-    """A block of bfloat16 to float32."""
-
-    @vector_code(int64, int64)
-    def widen(v: Lanes, source: Value, target: Value) -> None:
-        v.store_floats(v.halves_at(source, 0), target, 0)
-
-    return widen
 
 
 def _finish(finish: Finish) -> Any:

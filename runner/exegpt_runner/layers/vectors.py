@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from llvmlite import ir
-from numba import config, njit, set_num_threads, void
+from numba import int64, njit, void
 from numba.extending import intrinsic
 
 _LONG = ir.IntType(64)
@@ -202,15 +202,22 @@ def vector_code(*kinds: Any) -> Callable[[Callable[..., None]], Any]:
 
 
 def uses_threads() -> bool:
-    """Whether kernels are to run on several threads, as many as torch has."""
-    num_threads = torch.get_num_threads()
-    if num_threads > 1:
-        most: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # as many as cores
-        set_num_threads(min(num_threads, most))
-    return num_threads > 1
+    """Whether kernels are to run on several threads: NUMBA_NUM_THREADS of them, which the worker sets as torch's."""
+    return torch.get_num_threads() > 1
 
 
 def compiled(function: Callable[..., None], signature: Any, *, is_parallel: bool) -> Any:
     """`function` as machine code; sums may be reordered, as torch's are."""
     decorate = njit(signature, fastmath=True, nogil=True, error_model="numpy", parallel=is_parallel)
     return decorate(function)
+
+
+def widen_code(size: int) -> Any:
+    """For numba: a row of bfloat16 at one address to float32 at another."""
+
+    @vector_code(int64, int64)
+    def widen(v: Lanes, source: Value, target: Value) -> None:
+        for block in range(size // WIDTH):
+            v.store_floats(v.halves_at(source, block), target, block)
+
+    return widen

@@ -130,11 +130,6 @@ class Names:
     second: str
     is_transposed: bool  # matrices are (in, out)
 
-    @property
-    def matrices(self) -> tuple[str, ...]:
-        """Of one layer."""
-        return (*self.qkv, self.output, self.first, self.second)
-
 
 OPT = Names(
     prefix="model.decoder.",
@@ -182,7 +177,7 @@ def load(folder: Path, spec: OptSpec, dtype: torch.dtype) -> OptModel:
 def expected_shapes(spec: OptSpec, names: Names, prefix: str) -> Shapes:
     """Name and shape of every tensor of the checkpoint."""
     E, F, W = spec.hidden, spec.ffn, spec.embedding
-    sizes = {name: (E // len(names.qkv) * 3 if len(names.qkv) == 1 else E, E) for name in names.qkv}
+    sizes = {name: (3 * E // len(names.qkv), E) for name in names.qkv}
     sizes |= {names.output: (E, E), names.first: (F, E), names.second: (E, F)}
     layer: Shapes = {}
     for name, (out, into) in sizes.items():

@@ -114,14 +114,14 @@ def test_the_norm_is_that_of_float64(shape: tuple[int, int]) -> None:
     x, weight = noise(*shape, scale=3), torch.randn(shape[1])
     wide = x.double()
     expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    found = kernels.rms_norm(x, weight, 1e-5)
+    found = kernels.NormKernel(weight, 1e-5)(x)
     torch.testing.assert_close(found.double(), expected, rtol=ROUNDING, atol=1e-6)
 
 
 def test_every_head_has_its_own_weights() -> None:
     x, weight = noise(6, 3, 32), torch.randn(3, 32)
-    heads = [kernels.rms_norm(x[:, i].contiguous(), weight[i], 1e-6) for i in range(3)]
-    assert torch.equal(kernels.rms_norm(x, weight, 1e-6), torch.stack(heads, 1))
+    heads = [kernels.NormKernel(weight[i], 1e-6)(x[:, i]) for i in range(3)]
+    assert torch.equal(kernels.NormKernel(weight, 1e-6)(x), torch.stack(heads, 1))
 
 
 def test_threads_change_no_number() -> None:
@@ -131,7 +131,7 @@ def test_threads_change_no_number() -> None:
 
     def everything() -> list[Tensor]:
         qkv, cache = noise(9, H + 2 * G, D), kv.clone()
-        normalised = kernels.rms_norm(qkv, weight, 1e-5)
+        normalised = kernels.NormKernel(weight, 1e-5)(qkv)
         compiled = kernels.attention_kernels(H, G, D)
         compiled.place(qkv, angles.cos(), angles.sin(), slots, cache)
         return [normalised, qkv, cache, run(qkv, cache, [0] * 9, list(range(1, 10)), H)]
@@ -153,7 +153,7 @@ def test_threads_change_no_number() -> None:
 def test_numbers_are_rounded_as_torch_rounds_them(number: float) -> None:
     """A norm with these weights and x = 1 stores the weights: to nearest, ties to even, NaN and infinity kept."""
     weight = torch.full((16,), number)
-    found = kernels.rms_norm(torch.ones(1, 16, dtype=torch.bfloat16), weight, 0.0)
+    found = kernels.NormKernel(weight, 0.0)(torch.ones(1, 16, dtype=torch.bfloat16))
     expected = weight.to(torch.bfloat16)
     torch.testing.assert_close(found[0], expected, rtol=0, atol=0, equal_nan=True)
 
