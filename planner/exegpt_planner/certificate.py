@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.schedule import Split
 from exegpt_planner.search import ROUNDING, Block, Found, Leaf, Reason
 from exegpt_planner.strategies import StrategySpace
 from exegpt_planner.strict import StrictModel
@@ -32,6 +33,7 @@ class SpaceCertificate(StrictModel):
     """The search of one strategy's space."""
 
     strategy: str
+    split: Split | None = None  # WAA: encoders, decoders
     axes: tuple[str, str]
     space: tuple[int, int, int, int]
     num_schedules: int
@@ -77,6 +79,7 @@ def certify(space: StrategySpace, found: Found) -> SpaceCertificate:
     """The record of a search."""
     return SpaceCertificate(
         strategy=space.strategy,
+        split=space.split,
         axes=space.axes,
         space=_corners(space.whole),
         num_schedules=space.whole.num_points,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt_planner.schedule import CraSchedule, Prediction
+from exegpt_planner.schedule import CraSchedule, Prediction, Split
 from exegpt_planner.search import Block, Blocked, Bounds, Point
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.promise import Promise
@@ -31,9 +31,13 @@ class CraSpace:
 
     strategy = "CRA"
     axes = ("pool", "chunk_tokens")
+    split: Split | None = None
 
-    def __init__(self, model: CraModel, promise: Promise, kv_capacity: float) -> None:
+    def __init__(
+        self, model: CraModel, promise: Promise, kv_capacity: float, units: int = 1
+    ) -> None:
         self.model = model
+        self.units = units
         self.promise = promise
         self.kv_capacity = kv_capacity
         self.chunks = tuple(chunk for chunk in CHUNKS if model.edge(1, chunk) <= 1)
@@ -59,8 +63,12 @@ class CraSpace:
         most = int(min(widest / need, self.model.costs.queries_only.limit))
         return Block(1, most, 1, len(self.chunks))
 
+    @property
+    def smallest(self) -> Point:
+        return 1, self.whole.y2
+
     def schedule(self, point: Point) -> CraSchedule:
-        return CraSchedule(pool=point[0], chunk_tokens=self._chunk(point))
+        return CraSchedule(pool=point[0], chunk_tokens=self._chunk(point), units=self.units)
 
     def predict(self, point: Point) -> Prediction:
         return self.model.predict(self.schedule(point), self.promise)
@@ -83,7 +91,7 @@ class CraSpace:
         return "memory" if self.kv_need(point) > self.kv_capacity else None
 
     def throughput(self, point: Point) -> float:
-        return self.model.throughput(point[0], self._chunk(point))
+        return self.units * self.model.throughput(point[0], self._chunk(point))
 
     def promised_s(self, point: Point) -> float:
         return self.promised_for(point, self.promise.length)
@@ -101,7 +109,7 @@ class CraSpace:
         per_query_s += sum(_least(lines, rate, work) for lines, work in self._work)
         latency_s = self._latency(block) * (1 - NUMERICAL)
         return Bounds(
-            throughput=(1 + NUMERICAL) / per_query_s,
+            throughput=self.units * (1 + NUMERICAL) / per_query_s,
             promised_s=self.promise.at_least_s(latency_s),
         )
 

@@ -48,11 +48,10 @@ def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:
 
 def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
     """The length that would be in time, as a remedy."""
-    smallest = (space.whole.x1, space.whole.y2)
     fits, too_long = 0, promise.length
     while too_long - fits > 1:
         length = (fits + too_long) // 2
-        if space.promised_for(smallest, length) <= bound_s:
+        if space.promised_for(space.smallest, length) <= bound_s:
             fits = length
         else:
             too_long = length
@@ -61,8 +60,8 @@ def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
 
 def _nothing_fits(spaces: Sequence[StrategySpace]) -> ExeGPTError:
     space = spaces[0]
-    smallest = (space.whole.x1, space.whole.y2)
-    if space.blocked(smallest) == "coverage":
+    smallest = space.smallest
+    if space.blocked(smallest) in ("coverage", "shape"):
         return IncompleteProfile(
             f"the profile covers not even the smallest schedule of {space.strategy}: its pool reaches "
             f"{space.edge(smallest):.2g} times as far. Profile larger decode batches and contexts."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from exegpt_planner.plan import Alternative, Plan, Sensitivity
-from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule
+from exegpt_planner.alternatives import Alternative
+from exegpt_planner.plan import Plan, Sensitivity
+from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, Split, WaaSchedule
 
 BINDING = 0.03  # the promise within 3 % of the bound: the bound is what holds throughput back
 
@@ -28,13 +29,27 @@ def words(schedule: Schedule) -> str:
         case RraSchedule():
             return (
                 f"RRA: encode {schedule.encode_batch} queries, then decode the pool "
-                f"{schedule.encode_interval} times, in turn"
+                f"{schedule.encode_interval} times, in turn{_each(schedule.units)}"
             )
         case CraSchedule():
             return (
                 f"CRA: hold {schedule.pool} queries by refilling every iteration, encoding at most "
-                f"{schedule.chunk_tokens} tokens in each"
+                f"{schedule.chunk_tokens} tokens in each{_each(schedule.units)}"
             )
+        case WaaSchedule():
+            return (
+                f"WAA: {_workers(schedule.encoders, 'encodes', 'encode')} {schedule.encode_batch} queries at a time, "
+                f"{_workers(schedule.decoders, 'decodes', 'decode')} at most {schedule.pool}"
+                f"{' each' if schedule.decoders > 1 else ''}"
+            )
+
+
+def _each(units: int) -> str:
+    return f", on each of {units} workers" if units > 1 else ""
+
+
+def _workers(num: int, one: str, many: str) -> str:
+    return f"1 worker {one}" if num == 1 else f"{num} workers {many}"
 
 
 def _chosen(plan: Plan) -> list[str]:
@@ -44,12 +59,34 @@ def _chosen(plan: Plan) -> list[str]:
         f"{words(plan.schedule)}{times}.",
         f"  workload          {plan.workload}",
         f"  throughput        {expected.queries_per_s:.3g} queries/s, {expected.tokens_per_s:.4g} output tokens/s",
-        f"  cycle             {expected.cycle_s:.3g} s, {expected.encode_share:.0%} of it encoding",
-        f"  decoding          {expected.pool_mean:.1f} queries on average, sd {expected.pool_sd:.1f}",
+        _cycle(plan),
+        f"  decoding          {expected.pool_mean:.1f} queries on average, sd {expected.pool_sd:.1f}{_where(plan)}",
         f"  first token       after {expected.first_token_s:.3g} s of encode",
         f"  KV                {expected.kv_tokens:,.0f} tokens at the fullest, {expected.kv_tokens_reserved:,.0f} "
         f"held ready, {plan.kv_tokens_capacity:,} fit",
     ]
+
+
+def _cycle(plan: Plan) -> str:
+    expected = plan.prediction
+    if isinstance(plan.schedule, WaaSchedule):
+        return (
+            f"  iteration         {expected.cycle_s:.3g} s of decode; encoders are busy "
+            f"{expected.encode_share:.0%} of the time"
+        )
+    return (
+        f"  cycle             {expected.cycle_s:.3g} s, {expected.encode_share:.0%} of it encoding"
+    )
+
+
+def _where(plan: Plan) -> str:
+    """Of what the pool is one, where there are several."""
+    match plan.schedule:
+        case WaaSchedule(decoders=num) if num > 1:
+            return f", in each of {num} decoders"
+        case RraSchedule(units=num) | CraSchedule(units=num) if num > 1:
+            return f", in each of {num} workers"
+    return ""
 
 
 def _promised(plan: Plan) -> list[str]:
@@ -123,7 +160,11 @@ def _change(each: Sensitivity, base: float) -> str:
 
 def _proof(plan: Plan) -> list[str]:
     return [
-        f"{space.strategy}: {space.num_schedules:,} schedules, {space.num_evaluations:,} evaluated; the rest is "
-        f"excluded by the bounds of {len(space.leaves):,} blocks."
+        f"{space.strategy}{_split(space.split)}: {space.num_schedules:,} schedules, {space.num_evaluations:,} "
+        f"evaluated; the rest is excluded by the bounds of {len(space.leaves):,} blocks."
         for space in plan.certificate.spaces
     ]
+
+
+def _split(split: Split | None) -> str:
+    return "" if split is None else f" {split[0]}+{split[1]}"

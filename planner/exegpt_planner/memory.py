@@ -45,9 +45,14 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def need(tokens: Floats, tokens_var: Floats, queries: Floats) -> float:
-    """KV tokens to hold ready for a pool with these laws, elementwise over iterations; the largest."""
+def needs(tokens: Floats, tokens_var: Floats, queries: Floats) -> Floats:
+    """KV tokens to hold ready for pools with these laws, elementwise."""
     slack = (KV_GRANULE_TOKENS - 1) / 2
     slack_var = (KV_GRANULE_TOKENS**2 - 1) / 12
     sd = np.sqrt(tokens_var + queries * slack_var)
-    return float(np.max(tokens + queries * slack + KV_SDS * sd))
+    return np.asarray(tokens + queries * slack + KV_SDS * sd)
+
+
+def need(tokens: Floats, tokens_var: Floats, queries: Floats) -> float:
+    """The largest of them: that of a pool whose law changes from iteration to iteration."""
+    return float(np.max(needs(tokens, tokens_var, queries)))

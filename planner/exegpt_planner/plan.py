@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.certificate import Certificate, InputHashes, certify
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.diagnosis import infeasible
@@ -21,9 +22,16 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import Prediction, Schedule
-from exegpt_planner.search import Candidate, Found, search
+from exegpt_planner.search import Candidate, search
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import PLANNED, Model, StrategySpace, model_of, space_of
+from exegpt_planner.strategies import (
+    STRATEGIES,
+    Model,
+    StrategySpace,
+    models_of,
+    space_of,
+    unplannable,
+)
 from exegpt_planner.strict import StrictModel
 from exegpt_planner.workload import Workload
 
@@ -39,15 +47,6 @@ class Bound(StrictModel):
     seconds: float = Field(gt=0)
     percentile_length: float = Field(default=99, gt=0, le=100)
     mode: Literal["p99", "mean"] = "p99"  # mean: the paper's; fluctuation and table error ignored
-
-
-class Alternative(StrictModel):
-    """The best that a strategy can do, and why it was or was not chosen."""
-
-    strategy: str
-    schedule: Schedule | None = None
-    prediction: Prediction | None = None
-    reason: str
 
 
 class Sensitivity(StrictModel):
@@ -84,13 +83,17 @@ class _Question:
     models: tuple[Model, ...]
     promise: Promise
     bound_s: float
-    kv_capacity: int
+    kv_capacity: int  # of one worker
+    workers: int
 
     def spaces(self) -> list[StrategySpace]:
-        return [space_of(model, self.promise, self.kv_capacity) for model in self.models]
+        return [
+            space_of(model, self.promise, self.kv_capacity, workers=self.workers)
+            for model in self.models
+        ]
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     *,
     table: ProfileTable,
     model: ModelSpec,
@@ -98,15 +101,31 @@ def make_plan(
     bound: Bound,
     memory: MemoryBudget,
     strategies: Sequence[str] = KNOWN,
+    workers: int = 1,
 ) -> Plan:
-    """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`."""
-    question = _ask(table, model, workload, bound, memory, strategies)
+    """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
+
+    `memory` is of one of the `workers`, each of which holds the whole model.
+    """
+    law = CompletionLaw(workload)
+    left_out = _left_out(strategies, table, law, workers)
+    planned = [name for name in STRATEGIES if name in strategies and name not in left_out]
+    question = _Question(
+        models=tuple(m for name in planned for m in models_of(name, table, law, workers)),
+        promise=_promise(bound, workload, table),
+        bound_s=bound.seconds,
+        kv_capacity=memory.kv_tokens(
+            weight_bytes=model.weight_bytes(table.key.dtype),
+            kv_bytes_per_token=model.kv_bytes_per_token(table.key.dtype),
+        ),
+        workers=workers,
+    )
     spaces = question.spaces()
     found = [search(space, bound.seconds) for space in spaces]
-    winner = _winner(found)
-    if winner is None:
+    best_of_all = winner(found)
+    if best_of_all is None:
         raise infeasible(spaces, bound_s=bound.seconds, promise=question.promise)
-    index, best = winner
+    index, best = best_of_all
     space = spaces[index]
     return Plan(
         schedule=space.schedule(best.point),
@@ -114,90 +133,45 @@ def make_plan(
         bound=bound,
         length_tokens=question.promise.length,
         error_margin=table.error_p95,
-        alternatives=(*_alternatives(spaces, found, index, bound), *_left_out(strategies)),
+        alternatives=(
+            *alternatives(spaces, found, bound.seconds),
+            *(Alternative(strategy=name, reason=why) for name, why in left_out.items()),
+        ),
         sensitivity=_sensitivity(question),
         kv_tokens_capacity=question.kv_capacity,
         workload=workload.source,
         source=table.source,
         certificate=Certificate(
             spaces=tuple(certify(s, f) for s, f in zip(spaces, found, strict=True)),
-            inputs=InputHashes.of(table, workload, bound, asdict(memory)),
+            inputs=InputHashes.of(table, workload, bound, asdict(memory) | {"workers": workers}),
         ),
         warnings=_warnings(space, best, table),
     )
 
 
-def _ask(
-    table: ProfileTable,
-    model: ModelSpec,
-    workload: Workload,
-    bound: Bound,
-    memory: MemoryBudget,
-    strategies: Sequence[str],
-) -> _Question:
+def _promise(bound: Bound, workload: Workload, table: ProfileTable) -> Promise:
+    length = workload.output.quantile(bound.percentile_length / 100)
+    if bound.mode == "mean":
+        return Promise.of_mean(length=length)
+    return Promise.full(length=length, error=table.error_p95)
+
+
+def _left_out(
+    strategies: Sequence[str], table: ProfileTable, law: CompletionLaw, workers: int
+) -> dict[str, str]:
+    """Of the strategies asked for those that cannot be planned, and why; refuses if that is all of them."""
     unknown = [name for name in strategies if name not in KNOWN]
-    planned = tuple(name for name in PLANNED if name in strategies)
     if unknown:
         raise InvalidSpec(
             "scheduling.strategies",
             [f"{name!r} is not one of {', '.join(KNOWN)}" for name in unknown],
         )
-    if not planned:
-        raise InvalidSpec(
-            "scheduling.strategies",
-            [f"none of {', '.join(PLANNED)} is allowed, and WAA needs at least two workers"],
-        )
-    law = CompletionLaw(workload)
-    length = workload.output.quantile(bound.percentile_length / 100)
-    return _Question(
-        models=tuple(model_of(name, table, law) for name in planned),
-        promise=Promise.of_mean(length=length)
-        if bound.mode == "mean"
-        else Promise.full(length=length, error=table.error_p95),
-        bound_s=bound.seconds,
-        kv_capacity=memory.kv_tokens(
-            weight_bytes=model.weight_bytes(table.key.dtype),
-            kv_bytes_per_token=model.kv_bytes_per_token(table.key.dtype),
-        ),
-    )
-
-
-def _winner(found: Sequence[Found]) -> tuple[int, Candidate] | None:
-    """(index, candidate) of the best; on a tie the strategy named first."""
-    reached = [(i, each.best) for i, each in enumerate(found) if each.best is not None]
-    return max(reached, key=lambda pair: (pair[1].throughput, -pair[0]), default=None)
-
-
-def _alternatives(
-    spaces: Sequence[StrategySpace], found: Sequence[Found], winner: int, bound: Bound
-) -> tuple[Alternative, ...]:
-    top = found[winner].best
-    assert top is not None, winner
-    rows = []
-    for i, (space, each) in enumerate(zip(spaces, found, strict=True)):
-        if each.best is None:
-            reason = f"no schedule keeps {bound.seconds:g} s"
-            rows.append(Alternative(strategy=space.strategy, reason=reason))
-            continue
-        less = 1 - each.best.throughput / top.throughput
-        others = "the only strategy within the bound" if len(spaces) == 1 else "the most throughput"
-        rows.append(
-            Alternative(
-                strategy=space.strategy,
-                schedule=space.schedule(each.best.point),
-                prediction=space.predict(each.best.point),
-                reason=f"chosen: {others}" if i == winner else f"{less:.1%} less throughput",
-            )
-        )
-    return tuple(rows)
-
-
-def _left_out(strategies: Sequence[str]) -> tuple[Alternative, ...]:
-    return tuple(
-        Alternative(strategy=name, reason="needs at least two workers; this plan is for one")
-        for name in strategies
-        if name not in PLANNED
-    )
+    reasons = {name: unplannable(name, table, law, workers) for name in strategies}
+    left_out = {name: why for name, why in reasons.items() if why is not None}
+    if len(left_out) == len(reasons):
+        problems = [f"{name} {why}" for name, why in left_out.items()]
+        raise InvalidSpec("scheduling.strategies", problems or ["names no strategy"])
+    return left_out
 
 
 def _sensitivity(question: _Question) -> tuple[Sensitivity, ...]:
@@ -217,12 +191,12 @@ def _sensitivity(question: _Question) -> tuple[Sensitivity, ...]:
 
 def _resolve(change: Change, question: _Question) -> Sensitivity:
     spaces = question.spaces()
-    winner = _winner([search(space, question.bound_s) for space in spaces])
+    best = winner([search(space, question.bound_s) for space in spaces])
     return Sensitivity(
         change=change,
         bound_s=question.bound_s,
-        schedule=None if winner is None else spaces[winner[0]].schedule(winner[1].point),
-        queries_per_s=0.0 if winner is None else winner[1].throughput,
+        schedule=None if best is None else spaces[best[0]].schedule(best[1].point),
+        queries_per_s=0.0 if best is None else best[1].throughput,
     )
 
 

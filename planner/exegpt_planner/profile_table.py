@@ -90,6 +90,16 @@ class OutsideCurves(StrictModel):
         return self.tokens(shape.tokens) + self.sampled(shape.sampled)
 
 
+class HandOverCurves(StrictModel):
+    """Seconds of handing the KV of one encode's queries to another worker, by its KV tokens."""
+
+    sent: (
+        Curve  # of the encoder's step, more than without: KV copied out and sent beside the layers
+    )
+    joined: Curve  # of the decoder's next step, more than without: KV copied in
+    exposed: Curve  # from the end of the encode to the arrival of the last byte
+
+
 class ProfileKey(StrictModel):
     """What a profile is valid for; equal keys may share a table."""
 
@@ -100,6 +110,7 @@ class ProfileKey(StrictModel):
     dtype: str
     threads: int = Field(ge=1)
     versions: dict[str, str]  # torch, exegpt's engine
+    workers: int = Field(default=1, ge=1)  # that computed side by side, as they will in serving
 
 
 class ProfileTable(StrictModel):
@@ -117,6 +128,9 @@ class ProfileTable(StrictModel):
     kernel_s: float = Field(gt=0)  # the calibration kernel's time while profiling
     num_samples: int = Field(ge=0)
     spread: float = Field(ge=0)  # median relative spread of repeated measurements
+    hand_over: HandOverCurves | None = (
+        None  # between two workers; None: one worker, or never measured
+    )
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds of one step of this shape, in the worker."""

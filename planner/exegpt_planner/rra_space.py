@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner import memory
+from exegpt_planner.adjustment import rra_adjustment
 from exegpt_planner.expectation import Hinges, hinge
-from exegpt_planner.schedule import Prediction, RraSchedule
+from exegpt_planner.schedule import Prediction, RraSchedule, Split
 from exegpt_planner.search import Block, Blocked, Bounds, Point
 from exegpt_planner.simulator.costs import COVERED_SDS
 from exegpt_planner.simulator.promise import Promise
@@ -49,8 +50,11 @@ class Envelope:
 class RraSpace:
     """B_E from 1 to what the profile covers, N_D from 1 to the longest answer's decode iterations."""
 
-    def __init__(self, model: RraModel, promise: Promise, kv_capacity: float) -> None:
+    def __init__(
+        self, model: RraModel, promise: Promise, kv_capacity: float, units: int = 1
+    ) -> None:
         self.model = model
+        self.units = units
         self.promise = promise
         self.kv_capacity = kv_capacity
         law, costs = model.law, model.costs
@@ -65,8 +69,8 @@ class RraSpace:
         self._turn_s = np.append(np.inf, turn_s)
         self._turn_share_s = np.append(np.inf, turn_s / b)
         length = promise.length
-        self._own_encode_s = np.append(np.inf, model.own_encode_times(length))
-        mean, self._own_var = model.own_input(length)
+        self._own_encode_s = np.append(np.inf, model.encodes.own_s(length))
+        mean, self._own_var = model.encodes.own_input(length)
         d = length - 1
         self._context_shortfall = float(max(0.0, np.max(own[:d] - mean - t[:d], initial=0.0)))
         self._largest_own_var = float(np.max(own_var, initial=0.0))
@@ -74,10 +78,15 @@ class RraSpace:
 
     strategy = "RRA"
     axes = ("encode_batch", "encode_interval")
+    split: Split | None = None
 
     @property
     def whole(self) -> Block:
         return Block(1, self.model.max_batch, 1, max(1, self.model.law.longest))
+
+    @property
+    def smallest(self) -> Point:
+        return 1, self.whole.y2
 
     def blocked(self, point: Point) -> Blocked | None:
         if not self.model.covers(*point):
@@ -85,13 +94,24 @@ class RraSpace:
         return "memory" if self.model.kv_need(*point) > self.kv_capacity else None
 
     def throughput(self, point: Point) -> float:
-        return self.model.throughput(*point)
+        return self.units * self.model.throughput(*point)
 
     def promised_s(self, point: Point) -> float:
         return self.promised_for(point, self.promise.length)
 
     def schedule(self, point: Point) -> RraSchedule:
-        return RraSchedule(encode_batch=point[0], encode_interval=point[1])
+        model, (batch, interval) = self.model, point
+        decodes_s = float(model.decode_s(batch, model.law.phase(interval)).sum())
+        adjustment = rra_adjustment(
+            model.law,
+            batch,
+            interval,
+            encode_share=1 - decodes_s / model.cycle_s(batch, interval),
+            reach=model.costs.per_chunk.limit,
+        )
+        return RraSchedule(
+            encode_batch=batch, encode_interval=interval, units=self.units, adjustment=adjustment
+        )
 
     def predict(self, point: Point) -> Prediction:
         return self.model.predict(self.schedule(point), self.promise)
@@ -117,7 +137,7 @@ class RraSpace:
         )
         per_query_s = float(self._turn_share_s[b1 : b2 + 1].min()) + decode_s
         return Bounds(
-            throughput=1 / per_query_s,
+            throughput=self.units / per_query_s,
             promised_s=self.promise.at_least_s(self._latency(block, envelope)),
         )
 

@@ -1,6 +1,6 @@
 """Schedules, what is predicted of them, and the plan that holds both (docs/formats.md).
 
-RRA and CRA are what the planner chooses from; Static and ORCA are the comparison policies of the paper
+RRA, WAA and CRA are what the planner chooses from; Static and ORCA are the comparison policies of the paper
 (FasterTransformer, ORCA), which the same conductor and engine can run.
 """
 
@@ -12,6 +12,27 @@ from pydantic import Field
 
 from exegpt_planner.strict import StrictModel
 
+Split = tuple[int, int]  # (x, y): workers that encode, workers that decode
+
+
+class PoolBand(StrictModel):
+    """Where the pool is led back to, as an encode finds it."""
+
+    mean: float = Field(ge=0)  # queries in decode, as planned
+    band: float = Field(ge=0)  # queries off the mean that change nothing
+    gain: float = Field(
+        gt=0, le=1
+    )  # queries an encode takes fewer for each one beyond the band, or more below
+
+
+class Adjustment(StrictModel):
+    """How an encode strays from B_E queries so that its time, and the pool, stray less (adjustment.py)."""
+
+    encode_tokens: float = Field(gt=0)  # T: the first waiting queries whose sum is nearest
+    most_tokens: float = Field(gt=0)  # of T, however small the pool
+    most_queries: int = Field(ge=1)
+    pool: PoolBand | None = Field(default=None, exclude_if=lambda value: value is None)
+
 
 class RraSchedule(StrictModel):
     """Encode a batch, then decode the pool for some iterations, in turn on the same devices."""
@@ -19,6 +40,8 @@ class RraSchedule(StrictModel):
     strategy: Literal["RRA"] = "RRA"
     encode_batch: int = Field(ge=1)  # B_E, queries
     encode_interval: int = Field(ge=1)  # N_D, decode iterations between encodes
+    units: int = Field(default=1, ge=1)  # R, equal parts that each run this
+    adjustment: Adjustment | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class CraSchedule(StrictModel):
@@ -27,6 +50,20 @@ class CraSchedule(StrictModel):
     strategy: Literal["CRA"] = "CRA"
     pool: int = Field(ge=1)  # B_D, queries, those being encoded included
     chunk_tokens: int = Field(ge=1)  # C, encode tokens a step at most
+    units: int = Field(default=1, ge=1)  # R, equal parts that each run this
+
+
+class WaaSchedule(StrictModel):
+    """Encode and decode on workers of their own, asynchronously; the KV cache is handed over."""
+
+    strategy: Literal["WAA"] = "WAA"
+    encoders: int = Field(ge=1)  # x, workers that only encode
+    decoders: int = Field(ge=1)  # y, workers that only decode
+    encode_batch: int = Field(ge=1)  # B_E, queries an encode
+    pool: int = Field(
+        ge=1
+    )  # B_D of a decoder, queries being encoded for it and handed over included
+    adjustment: Adjustment | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class StaticSchedule(StrictModel):
@@ -44,19 +81,24 @@ class OrcaSchedule(StrictModel):
     pool: int = Field(ge=1)
 
 
-Schedule = Annotated[RraSchedule | CraSchedule, Field(discriminator="strategy")]
+Schedule = Annotated[RraSchedule | WaaSchedule | CraSchedule, Field(discriminator="strategy")]
 AnySchedule = Annotated[
-    RraSchedule | CraSchedule | StaticSchedule | OrcaSchedule, Field(discriminator="strategy")
+    RraSchedule | WaaSchedule | CraSchedule | StaticSchedule | OrcaSchedule,
+    Field(discriminator="strategy"),
 ]
 
 
 class Prediction(StrictModel):
     """What the simulator expects of a schedule under a saturated backlog. s99 is the 99th percentile output length."""
 
-    queries_per_s: float
-    tokens_per_s: float  # output tokens
-    cycle_s: float  # RRA: one encode and its decode phase; CRA: one iteration
-    encode_share: float = Field(ge=0, le=1)  # of the cycle, spent on encoding
+    queries_per_s: float  # of all units or decoders together; what follows is of one of them
+    tokens_per_s: float  # output tokens, likewise
+    cycle_s: (
+        float  # RRA: one encode and its decode phase; CRA: one iteration; WAA: one decode iteration
+    )
+    encode_share: float = Field(
+        ge=0, le=1
+    )  # of the cycle, spent on encoding; WAA: of the encoders' time
     first_token_s: float  # mean, from the start of the encode to the first token
     latency_mean_s: float  # of an answer of length s99, from the start of its encode
     latency_sd_s: float  # the pool's fluctuation
@@ -65,4 +107,4 @@ class Prediction(StrictModel):
     pool_mean: float  # queries in decode, mean over decode iterations
     pool_sd: float
     kv_tokens: float  # KV tokens at the pool's fullest, mean
-    kv_tokens_reserved: float  # mean plus margin: what must fit
+    kv_tokens_reserved: float  # mean plus margin: what must fit on one worker

@@ -17,8 +17,9 @@ from typing import Literal, Protocol
 ROUNDING = 1e-9  # relative: bounds and values are sums in different orders
 SMALL = 3  # points: evaluating them costs no more than bounding their block
 
-Blocked = Literal["memory", "coverage", "load"]  # load: CRA's chunks could not keep up
-Reason = Literal["throughput", "latency", "evaluated", "memory", "coverage", "load"]
+# load: CRA's chunks could not keep up; shape: WAA's pool has too few places, or more than are ever taken
+Blocked = Literal["memory", "coverage", "load", "shape"]
+Reason = Literal["throughput", "latency", "evaluated", "memory", "coverage", "load", "shape"]
 Point = tuple[int, int]
 
 

@@ -56,14 +56,23 @@ def read_json(model: type[M], path: Path) -> M:
     return parse(model, read_json_object(path), source=str(path))
 
 
+def parse_json(model: type[M], text: str, *, source: str) -> M:
+    """The `model` that a JSON text from `source` holds."""
+    return parse(model, _json_object(text, source), source=source)
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, not checked further."""
+    return _json_object(_read_text(path), str(path))
+
+
+def _json_object(text: str, source: str) -> dict[str, Any]:
     try:
-        data = json.loads(_read_text(path), object_pairs_hook=_unique_keys)
+        data = json.loads(text, object_pairs_hook=_unique_keys)
     except (json.JSONDecodeError, _DuplicateKey) as error:
-        raise InvalidSpec(str(path), [f"not JSON: {error}"]) from None
+        raise InvalidSpec(source, [f"not JSON: {error}"]) from None
     if not isinstance(data, dict):
-        raise InvalidSpec(str(path), ["expected a JSON object at the top"])
+        raise InvalidSpec(source, ["expected a JSON object at the top"])
     return data
 
 

@@ -16,7 +16,13 @@ from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import read_manifest
 from exegpt_planner.model_spec import LlamaSpec, OptSpec
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import AnySchedule, CraSchedule, RraSchedule, Schedule
+from exegpt_planner.schedule import (
+    AnySchedule,
+    CraSchedule,
+    RraSchedule,
+    Schedule,
+    WaaSchedule,
+)
 from exegpt_planner.strict import StrictModel, parse, read_json
 from exegpt_planner.workload import read_trace, read_workload
 
@@ -90,9 +96,12 @@ def test_the_stored_schedules_are_read_and_written_back_unchanged() -> None:
     assert every.dump_python(schedules, mode="json") == stored
     planned: TypeAdapter[Schedule] = TypeAdapter(Schedule)
     assert planned.validate_python(stored[0]) == RraSchedule(encode_batch=52, encode_interval=13)
-    assert planned.validate_python(stored[1]) == CraSchedule(pool=96, chunk_tokens=512)
-    with pytest.raises(ValidationError, match="'RRA', 'CRA'"):
-        planned.validate_python(stored[2])
+    assert planned.validate_python(stored[1]) == WaaSchedule(
+        encoders=1, decoders=3, encode_batch=8, pool=96
+    )
+    assert planned.validate_python(stored[2]) == CraSchedule(pool=96, chunk_tokens=512, units=2)
+    with pytest.raises(ValidationError, match="'RRA', 'WAA', 'CRA'"):
+        planned.validate_python(stored[3])
 
 
 def test_the_stored_model_has_its_published_size() -> None:

@@ -9,6 +9,7 @@ from exegpt_planner.lengths import LengthLaw
 from exegpt_planner.model_spec import LlamaSpec
 from exegpt_planner.profile_table import (
     Curve,
+    HandOverCurves,
     LayerCurves,
     OutsideCurves,
     ProfileKey,
@@ -116,6 +117,11 @@ def table(
         kernel_s=6e-3,
         num_samples=100,
         spread=0.01,
+        hand_over=HandOverCurves(
+            sent=line(1e-4, 4e-7, 8192),
+            joined=line(1e-4, 3e-7, 8192),
+            exposed=line(3e-4, 1e-6, 8192),
+        ),
     )
 
 
@@ -166,6 +172,11 @@ def rough_table(rng: np.random.Generator, *, reach: int = 12, context: float = 9
             ),
             "outside": OutsideCurves(
                 tokens=curve(reach * 40.0, 1e-4), sampled=curve(reach * 4.0, 1e-3)
+            ),
+            "hand_over": HandOverCurves(
+                sent=curve(reach * 40.0, 1e-3),
+                joined=curve(reach * 40.0, 1e-3),
+                exposed=curve(reach * 40.0, 2e-3),
             ),
         }
     )

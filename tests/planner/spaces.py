@@ -9,15 +9,19 @@ import numpy as np
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.cra_space import CraSpace
 from exegpt_planner.rra_space import RraSpace
-from exegpt_planner.simulator.costs import costs_of, prompt_moments
+from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.encode_queue import QueueFamily
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
+from exegpt_planner.simulator.waa import WaaModel
+from exegpt_planner.strategies import StrategySpace
+from exegpt_planner.waa_space import WaaSpace
 from exegpt_planner.workload import Workload
 from planner.builders import bell, correlated, independent, rough_table
 
 NUM_WORKLOADS = 4
+SPLITS = ((1, 1), (2, 1), (1, 2), (3, 1))
 
 
 @cache
@@ -35,7 +39,7 @@ def queues(index: int) -> QueueFamily:
     return QueueFamily(workload(index))
 
 
-def random_space(strategy: str, seed: int) -> RraSpace | CraSpace:
+def random_space(strategy: str, seed: int) -> StrategySpace:
     rng = np.random.default_rng(seed)
     index = int(rng.integers(NUM_WORKLOADS))
     law = CompletionLaw(workload(index))
@@ -46,13 +50,17 @@ def random_space(strategy: str, seed: int) -> RraSpace | CraSpace:
     capacity = float(rng.choice([200, 1000, 1e9], p=[0.1, 0.4, 0.5]))
     costs, prompts = costs_of(table), prompt_moments(law.workload)
     if strategy == "RRA":
-        return RraSpace(RraModel(costs, law, prompts), promise, capacity)
+        return RraSpace(RraModel(costs, law, prompts), promise, capacity, units=1 + seed % 3)
+    if strategy == "WAA":
+        split = SPLITS[int(rng.integers(len(SPLITS)))]
+        waa = WaaModel(costs, hand_over_of(table), law, prompts, split)
+        return WaaSpace(waa, promise, capacity)
     model = CraModel(costs, law, prompts)
     model.queues = queues(index)  # solved once for all tests
-    return CraSpace(model, promise, capacity)
+    return CraSpace(model, promise, capacity, units=1 + seed % 3)
 
 
-def some_bound(space: RraSpace | CraSpace, seed: int) -> float:
+def some_bound(space: StrategySpace, seed: int) -> float:
     """A latency bound that usually binds: the promise of a random schedule, or a little more."""
     rng = np.random.default_rng((seed, 1))
     points = [p for p in space.whole.points() if space.blocked(p) is None]

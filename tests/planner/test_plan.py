@@ -12,12 +12,13 @@ from exegpt_planner.explain import explain
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.profile_table import Curve, ProfileTable
-from exegpt_planner.schedule import RraSchedule
+from exegpt_planner.schedule import RraSchedule, WaaSchedule
 from exegpt_planner.simulator import latency_of, simulate
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import model_of, space_of
+from exegpt_planner.strategies import models_of, space_of
 from exegpt_planner.strict import read_json
-from planner.builders import MODEL, line, summarization_like, table
+from exegpt_planner.workload import Workload
+from planner.builders import MODEL, bell, independent, line, summarization_like, table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan.json"
 KV_BYTES = MODEL.kv_bytes_per_token("float32")
@@ -33,15 +34,18 @@ def plan_within(
     machine: ProfileTable | None = None,
     kv_tokens: int = 100_000,
     strategies: tuple[str, ...] = ("RRA", "WAA", "CRA"),
+    workers: int = 1,
+    workload: Workload | None = None,
     **bound: object,
 ) -> Plan:
     return make_plan(
         table=machine or table(),
         model=MODEL,
-        workload=summarization_like(),
+        workload=workload or summarization_like(),
         bound=Bound.model_validate({"seconds": seconds, **bound}),
         memory=memory_of(kv_tokens),
         strategies=strategies,
+        workers=workers,
     )
 
 
@@ -72,7 +76,8 @@ def test_certificate_holds(plan: Plan) -> None:
     promise = Promise.full(length=plan.length_tokens, error=plan.error_margin)
     law = CompletionLaw(summarization_like())
     for record, alternative in zip(plan.certificate.spaces, plan.alternatives, strict=False):
-        space = space_of(model_of(record.strategy, table(), law), promise, plan.kv_tokens_capacity)
+        (model,) = models_of(record.strategy, table(), law)
+        space = space_of(model, promise, plan.kv_tokens_capacity)
         assert alternative.prediction is not None
         best = alternative.prediction.queries_per_s
         assert check(record, space, best=best, bound_s=plan.bound.seconds) == []
@@ -85,7 +90,7 @@ def test_plan_survives_its_file(plan: Plan) -> None:
 def test_golden_file_still_reads_and_is_what_would_be_written() -> None:
     golden = read_json(Plan, GOLDEN)
     assert json.loads(golden.model_dump_json()) == json.loads(GOLDEN.read_text(encoding="utf-8"))
-    planned = plan_within(0.1, strategies=("RRA",))
+    planned = plan_within(0.1, strategies=("RRA", "WAA"), workers=2)
     assert planned.schedule == golden.schedule
     assert planned.prediction.promised_s == pytest.approx(golden.prediction.promised_s)
     assert planned.certificate.inputs == golden.certificate.inputs
@@ -193,3 +198,89 @@ def test_explanation_answers_the_questions(plan: Plan) -> None:
     ):
         assert part in text
     assert max(map(len, text.splitlines())) < 160
+
+
+PROMPTS_HEAVY = independent(bell(200, 40, 320), bell(6, 2, 12))
+
+
+@pytest.mark.parametrize("strategy", ["RRA", "CRA"])
+def test_units_multiply_throughput_and_nothing_else(strategy: str) -> None:
+    one, three = (
+        plan_within(0.1, strategies=(strategy,), workers=workers).prediction for workers in (1, 3)
+    )
+    assert three.queries_per_s == pytest.approx(3 * one.queries_per_s)
+    assert three.tokens_per_s == pytest.approx(3 * one.tokens_per_s)
+    alone = one.model_dump(exclude={"queries_per_s", "tokens_per_s"})
+    assert three.model_dump(exclude={"queries_per_s", "tokens_per_s"}) == alone
+
+
+def test_schedules_say_their_units() -> None:
+    planned = plan_within(0.3, strategies=("RRA",), workers=2)
+    assert isinstance(planned.schedule, RraSchedule)
+    assert planned.schedule.units == 2
+    assert "on each of 2 workers" in explain(planned)
+    assert planned.prediction == simulate(planned.schedule, table(), summarization_like())
+
+
+def test_forced_waa_looks_at_every_split_and_names_the_papers() -> None:
+    planned = plan_within(0.3, strategies=("WAA",), workers=4, workload=PROMPTS_HEAVY)
+    assert isinstance(planned.schedule, WaaSchedule)
+    assert planned.schedule.encoders + planned.schedule.decoders == 4
+    assert [each.split for each in planned.certificate.spaces] == [(1, 3), (2, 2), (3, 1)]
+    (row,) = planned.alternatives
+    assert row.reason.startswith(
+        "chosen: the only strategy within the bound; splits looked at: 1+3, 2+2, 3+1 ("
+    )
+    assert "WAA-C" in row.reason
+    assert planned.prediction == simulate(planned.schedule, table(), PROMPTS_HEAVY)
+    text = explain(planned)
+    for part in ("encoders are busy", "queries at a time", "WAA 2+2:"):
+        assert part in text
+
+
+def test_best_of_all_strategies_is_taken_and_its_certificate_holds() -> None:
+    planned = plan_within(0.12, strategies=("RRA", "WAA"), workers=3, workload=PROMPTS_HEAVY)
+    assert {each.strategy for each in planned.alternatives} == {"RRA", "WAA"}
+    best = max(a.prediction.queries_per_s for a in planned.alternatives if a.prediction)
+    assert planned.prediction.queries_per_s == best
+    promise = Promise.full(length=planned.length_tokens, error=planned.error_margin)
+    law = CompletionLaw(PROMPTS_HEAVY)
+    models = [m for name in ("RRA", "WAA") for m in models_of(name, table(), law, 3)]
+    for record, model in zip(planned.certificate.spaces, models, strict=True):
+        space = space_of(model, promise, planned.kv_tokens_capacity, workers=3)
+        assert space.split == record.split
+        assert check(record, space, best=best, bound_s=planned.bound.seconds) == []
+
+
+def test_waa_is_left_out_with_its_reason() -> None:
+    unmeasured = table().model_copy(update={"hand_over": None})
+    rows = plan_within(0.3, machine=unmeasured, strategies=("RRA", "WAA"), workers=2).alternatives
+    assert "this profile does not hold" in rows[1].reason
+    at_once = independent(bell(20, 5, 40), bell(1, 0.01, 1))
+    rows = plan_within(0.3, strategies=("RRA", "WAA"), workers=2, workload=at_once).alternatives
+    assert "more than one token" in rows[1].reason
+
+
+def test_memory_of_one_worker_holds_a_decoders_pool_down() -> None:
+    roomy, tight = (
+        plan_within(2.0, strategies=("WAA",), workers=2, kv_tokens=tokens)
+        for tokens in (100_000, 4000)
+    )
+    assert tight.prediction.kv_tokens_reserved <= 4000 < roomy.prediction.kv_tokens_reserved
+
+
+def test_unreachable_bound_of_waa_names_the_change_that_would_do() -> None:
+    with pytest.raises(InfeasibleBound, match="WAA with encoders=1, decoders=1") as caught:
+        plan_within(0.03, strategies=("WAA",), workers=2)
+    remedy = float(str(caught.value).split("latencyBound.seconds to ")[1].split(",")[0])
+    within = plan_within(remedy, strategies=("WAA",), workers=2).prediction
+    assert within.promised_s <= remedy
+
+
+def test_hand_over_that_covers_no_prompt_is_refused() -> None:
+    curves = table().hand_over
+    assert curves is not None
+    short = curves.model_copy(update={"sent": line(0.0, 1e-6, 30)})
+    machine = table().model_copy(update={"hand_over": short})
+    with pytest.raises(IncompleteProfile, match="hand-over of a single prompt"):
+        plan_within(0.3, machine=machine, strategies=("WAA",), workers=2)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from exegpt_planner.certificate import certify, check
-from exegpt_planner.cra_space import CraSpace
 from exegpt_planner.exhaustive import best_of_all
-from exegpt_planner.rra_space import RraSpace
 from exegpt_planner.search import Block, fastest, search
+from exegpt_planner.strategies import StrategySpace
 from planner.spaces import random_space, some_bound
 
 
@@ -22,14 +21,14 @@ def cases(*, fast: dict[str, int], last: int = 400) -> list[object]:
     ]
 
 
-def random_block(space: RraSpace | CraSpace, rng: np.random.Generator) -> Block:
+def random_block(space: StrategySpace, rng: np.random.Generator) -> Block:
     whole = space.whole
     x = np.sort(rng.integers(whole.x1, whole.x2 + 1, 2))
     y = np.sort(rng.integers(whole.y1, whole.y2 + 1, 2))
     return Block(int(x[0]), int(x[1]), int(y[0]), int(y[1]))
 
 
-@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 40, "CRA": 12}))
+@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 40, "CRA": 12, "WAA": 40}))
 def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:
@@ -42,7 +41,7 @@ def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> 
     assert check(certificate, space, best=throughput, bound_s=bound_s) == []
 
 
-@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 12, "CRA": 8}))
+@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 12, "CRA": 8, "WAA": 12}))
 def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:
@@ -59,7 +58,7 @@ def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> No
             assert space.promised_s(point) >= bounds.promised_s * (1 - 1e-9), point
 
 
-@pytest.mark.parametrize("strategy", ["RRA", "CRA"])
+@pytest.mark.parametrize("strategy", ["RRA", "CRA", "WAA"])
 @pytest.mark.parametrize("seed", range(5))
 def test_fastest_is_the_least_promise_of_all(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)

@@ -8,57 +8,12 @@ import numpy as np
 import pytest
 
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
-from exegpt_planner.profile_table import Curve, ProfileTable
-from exegpt_planner.schedule import CraSchedule, Prediction, RraSchedule, Schedule
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.schedule import CraSchedule, Prediction, RraSchedule, Schedule, WaaSchedule
 from exegpt_planner.simulator import latency_of, simulate
-from exegpt_planner.workload import Workload
 from planner.builders import Floats, bell, correlated, independent, summarization_like, table
-from planner.monte_carlo import Ints, Observed, run_cra, run_rra
-
-# Steps at 32 and 64 queries, as measured tables have them.
-TILED = Curve(
-    x=(0, 1, 2, 4, 8, 16, 24, 32, 33, 48, 64, 65, 96, 128, 256, 512),
-    seconds=tuple(1e-4 * v for v in (0, 6, 6.2, 7, 8, 9, 11, 12, 15, 16, 17, 21, 23, 26, 40, 75)),
-)
-PROBES = 0.2  # enough answers of length s99 for a percentile of their latency
-SEED = 20_26
-
-
-def probed(workload: Workload) -> Workload:
-    """The workload with probes of length s99, so that s99 answers are many."""
-    return workload.with_probes(PROBES)
-
-
-def observe(
-    schedule: Schedule, machine: ProfileTable, workload: Workload, cycles: int, *, joint: bool
-) -> Observed:
-    rng = np.random.default_rng(SEED)
-
-    def draw(n: int) -> tuple[Ints, Ints]:
-        outputs = rng.choice(len(workload.output.pmf), size=n, p=workload.output.pmf)
-        if not joint:
-            return rng.choice(len(workload.input.pmf), size=n, p=workload.input.pmf), outputs
-        return np.round(1.5 * outputs).astype(np.int64) + rng.integers(1, 14, n), outputs
-
-    match schedule:
-        case RraSchedule():
-            return run_rra(
-                machine,
-                draw,
-                batch=schedule.encode_batch,
-                interval=schedule.encode_interval,
-                cycles=cycles,
-                warm_up=50,
-            )
-        case CraSchedule():
-            return run_cra(
-                machine,
-                draw,
-                pool=schedule.pool,
-                chunk=schedule.chunk_tokens,
-                iterations=cycles,
-                warm_up=300,
-            )
+from planner.monte_carlo import Observed
+from planner.observing import TILED, observe, probed
 
 
 def assert_predicted(expected: Prediction, seen: Observed, length: int) -> None:
@@ -142,6 +97,7 @@ def test_answer_of_one_token_takes_its_encode() -> None:
     [
         RraSchedule(encode_batch=6, encode_interval=7),
         CraSchedule(pool=20, chunk_tokens=256),
+        WaaSchedule(encoders=1, decoders=1, encode_batch=3, pool=20),
     ],
 )
 def test_latency_grows_with_the_answer_even_beyond_the_longest_known(schedule: Schedule) -> None:
@@ -166,6 +122,7 @@ def test_papers_law_expects_a_smaller_pool_and_more_throughput() -> None:
         RraSchedule(encode_batch=1000, encode_interval=7),
         RraSchedule(encode_batch=200, encode_interval=1),
         CraSchedule(pool=600, chunk_tokens=2048),
+        WaaSchedule(encoders=2, decoders=1, encode_batch=8, pool=600),
     ],
 )
 def test_schedule_beyond_the_profile_is_refused(schedule: Schedule) -> None:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from exegpt_planner.completion import CompletionLaw, PoolLaw
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import CraSchedule, Prediction, RraSchedule, Schedule
-from exegpt_planner.simulator.costs import costs_of, prompt_moments
+from exegpt_planner.schedule import (
+    CraSchedule,
+    Prediction,
+    RraSchedule,
+    Schedule,
+    WaaSchedule,
+)
+from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
+from exegpt_planner.simulator.waa import WaaModel
 from exegpt_planner.workload import Workload
 
 
@@ -26,7 +33,7 @@ def simulate(
 ) -> Prediction:
     """What is expected of a schedule under a saturated backlog; raises `IncompleteProfile` beyond the table.
 
-    `law` "paper" is the paper's biased pool law, for comparison (RRA only; CRA's pool is not affected).
+    `law` "paper" is the paper's biased pool law, for comparison (RRA only; the others' pools are not affected).
     """
     length = workload.output.quantile(percentile_length / 100)
     promise = Promise.full(length=length, error=table.error_p95)
@@ -35,6 +42,8 @@ def simulate(
             return _rra(table, workload, law).predict(schedule, promise)
         case CraSchedule():
             return _cra(table, workload).predict(schedule, promise)
+        case WaaSchedule():
+            return _waa(schedule, table, workload).predict(schedule, promise)
 
 
 def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, length: int) -> float:
@@ -48,6 +57,10 @@ def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, leng
             return _cra(table, workload).latency_mean_s(
                 schedule.pool, schedule.chunk_tokens, length
             )
+        case WaaSchedule():
+            return _waa(schedule, table, workload).latency_mean_s(
+                schedule.encode_batch, schedule.pool, length
+            )
 
 
 def _rra(table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
@@ -56,3 +69,14 @@ def _rra(table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
 
 def _cra(table: ProfileTable, workload: Workload) -> CraModel:
     return CraModel(costs_of(table), CompletionLaw(workload), prompt_moments(workload))
+
+
+def _waa(schedule: WaaSchedule, table: ProfileTable, workload: Workload) -> WaaModel:
+    split = schedule.encoders, schedule.decoders
+    return WaaModel(
+        costs_of(table),
+        hand_over_of(table),
+        CompletionLaw(workload),
+        prompt_moments(workload),
+        split,
+    )

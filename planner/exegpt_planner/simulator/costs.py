@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.expectation import Hinges, add, on_counts
-from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.profile_table import HandOverCurves, ProfileTable
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -61,6 +62,16 @@ def costs_of(table: ProfileTable) -> StepCosts:
         mixed_fixed_s=table.step_overhead_s,
         dispatch_s=table.dispatch_s,
     )
+
+
+def hand_over_of(table: ProfileTable) -> HandOverCurves:
+    """The table's hand-over times; raises `IncompleteProfile` if it holds none."""
+    if table.hand_over is None:
+        raise IncompleteProfile(
+            "the profile holds no times of handing over KV, without which WAA cannot be predicted. "
+            "Profile two workers or more."
+        )
+    return table.hand_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,7 @@ class CraModel:
         queue = self.queues.queue(pool, chunk)
         step = self._any_step(pool, queue)
         cycle_s = self._step_s(step) + self.costs.dispatch_s
-        rate = pool * queue.completions / cycle_s
+        rate = schedule.units * pool * queue.completions / cycle_s
         latency = self.latency(pool, chunk, promise.length)
         decoding = queue.completions * self.law.decode_mean
         encode_s, _ = self._own_times(pool, chunk, promise.length)

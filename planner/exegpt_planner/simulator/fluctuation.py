@@ -38,7 +38,7 @@ def shares_var(window: Window, workload: Workload, batch: int) -> float:
     support = np.flatnonzero(chance)
     chance, decodes = chance[support], support  # D = L - 1
     first, second = workload.input_mean[1:][support], workload.input_square[1:][support]
-    oldest = -(-int(decodes[-1]) // window.interval)
+    oldest = max(1, -(-int(decodes[-1]) // window.interval))  # the answer itself, if nobody decodes
     cohorts = np.arange(1 - oldest, window.num_encodes)[:, None]
     F, G = _overlap(window, cohorts * window.interval, decodes)
     F = F + np.where(cohorts >= 0, window.per_prompt_token, 0.0)

@@ -21,6 +21,7 @@ from exegpt_planner.completion import CompletionLaw, PhaseLaw
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.schedule import Prediction, RraSchedule
 from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
+from exegpt_planner.simulator.encodes import EncodeTimes
 from exegpt_planner.simulator.fluctuation import Window, shares_var
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 
@@ -51,13 +52,13 @@ class RraModel:
     def __init__(self, costs: StepCosts, law: CompletionLaw, prompts: PromptMoments) -> None:
         self.costs, self.law, self.prompts = costs, law, prompts
         self._latencies: dict[tuple[int, int, int], Latency] = {}
-        self.encode_s = self._encode_times(self._largest_batch())  # by B_E; [0] is unused
-        self._own_encode_s: dict[int, Floats] = {}
+        self.encodes = EncodeTimes(costs, law.workload, prompts)
+        self.encode_s = self.encodes.mean_s  # by B_E; [0] is unused
 
     @property
     def max_batch(self) -> int:
         """The largest B_E whose encode the profile covers."""
-        return len(self.encode_s) - 1
+        return self.encodes.max_batch
 
     def throughput(self, batch: int, interval: int) -> float:
         """Queries per second."""
@@ -85,7 +86,7 @@ class RraModel:
         encodes = max(1, -(-d // interval))
         between = (encodes - 1) * float(self.encode_s[batch] + self.costs.dispatch_s)
         return (
-            float(self.own_encode_times(length)[batch - 1])
+            float(self.encodes.own_s(length)[batch - 1])
             + between
             + float(self._decode_times(self._conditional(batch, interval, length)).sum())
         )
@@ -103,7 +104,7 @@ class RraModel:
         pool = self._conditional(batch, interval, length)
         encodes = max(1, -(-(length - 1) // interval))
         prompt_slope, residual_var = (
-            float(value[0]) for value in self._encode_slopes(np.array([float(batch)]))
+            float(value[0]) for value in self.encodes.slopes(np.array([float(batch)]))
         )
         window = Window(
             per_query=costs.per_query.slope_mean(pool.queries, pool.queries_sd),
@@ -114,7 +115,7 @@ class RraModel:
         )
         others = shares_var(window, self.law.workload, batch)
         own_slope = prompt_slope + float(window.per_context.sum())
-        own = own_slope**2 * self.own_input(length)[1]
+        own = own_slope**2 * self.encodes.own_input(length)[1]
         return Latency(
             mean_s=self.latency_mean_s(batch, interval, length),
             sd_s=float(np.sqrt(others + own + encodes * batch * residual_var)),
@@ -152,11 +153,12 @@ class RraModel:
         decodes = self.decode_s(batch, phase)
         encode_s = float(self.encode_s[batch])
         cycle_s = encode_s + self.costs.dispatch_s + float(decodes.sum())
+        rate = schedule.units * batch / cycle_s
         latency = self.latency(batch, interval, promise.length)
         pool_mean, pool_sd = _running_pool(batch, phase)
         return Prediction(
-            queries_per_s=batch / cycle_s,
-            tokens_per_s=batch / cycle_s * (self.law.decode_mean + 1),
+            queries_per_s=rate,
+            tokens_per_s=rate * (self.law.decode_mean + 1),
             cycle_s=cycle_s,
             encode_share=encode_s / cycle_s,
             first_token_s=encode_s,
@@ -181,58 +183,11 @@ class RraModel:
         var[0] += held_var
         return tokens, var
 
-    def _largest_batch(self) -> int:
-        costs, prompts = self.costs, self.prompts
-        b = np.arange(1, int(costs.per_chunk.limit) + 1, dtype=np.float64)
-        tokens = b * prompts.tokens + COVERED_SDS * np.sqrt(b * prompts.tokens_var)
-        pairs = b * prompts.pairs + COVERED_SDS * np.sqrt(b * prompts.pairs_var)
-        covered = (tokens <= costs.per_token.limit) & (pairs <= costs.per_pair.limit)
-        return int(covered.sum())
-
-    def _encode_times(self, largest: int) -> Floats:
-        costs, prompts = self.costs, self.prompts
-        b = np.arange(largest + 1, dtype=np.float64)
-        return np.asarray(
-            costs.per_token.mean(b * prompts.tokens, np.sqrt(b * prompts.tokens_var))
-            + costs.per_pair.mean(b * prompts.pairs, np.sqrt(b * prompts.pairs_var))
-            + costs.per_chunk(b)
-            + costs.encode_fixed_s
-        )
-
-    def _encode_slopes(self, batch: Floats) -> tuple[Floats, Floats]:
-        """(s per prompt token, variance in s**2 of a prompt's cost that its tokens do not explain)."""
-        costs, prompts = self.costs, self.prompts
-        token = costs.per_token.slope_mean(
-            batch * prompts.tokens, np.sqrt(batch * prompts.tokens_var)
-        )
-        pair = costs.per_pair.slope_mean(batch * prompts.pairs, np.sqrt(batch * prompts.pairs_var))
-        return token + pair * prompts.pairs_per_token, pair**2 * prompts.pairs_residual_var
-
-    def own_input(self, length: int) -> tuple[float, float]:
-        """(mean, variance) of the prompt of an answer of `length` tokens."""
-        workload = self.law.workload
-        k = min(length, workload.output.max)
-        mean = float(workload.input_mean[k])
-        return mean, max(float(workload.input_square[k]) - mean**2, 0.0)
-
-    def own_encode_times(self, length: int) -> Floats:
-        """Expected time of the encode that an answer of `length` tokens is part of, by B_E from 1 on.
-
-        Its prompt's length goes with its own.
-        """
-        found = self._own_encode_s.get(length)
-        if found is None:
-            excess = self.own_input(length)[0] - self.prompts.tokens
-            slopes = self._encode_slopes(np.arange(1.0, self.max_batch + 1))[0]
-            found = self.encode_s[1:] + slopes * excess
-            self._own_encode_s[length] = found
-        return found
-
     def _conditional(self, batch: int, interval: int, length: int) -> Conditional:
         phase, d = self.law.phase(interval), length - 1
         t = np.arange(1, d + 1)
         alive, own, own_var = self.law.one_query(d)
-        mean, var = self.own_input(length)
+        mean, var = self.encodes.own_input(length)
         others_var = batch * np.resize(phase.queries_var, d) - alive * (1 - alive)
         context_var = batch * np.resize(phase.context_var, d) - own_var + var
         return Conditional(

@@ -1,0 +1,84 @@
+"""What each strategy could do under the bound: one row a strategy, WAA's that of its best split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from exegpt_planner.schedule import Prediction, Schedule, Split
+from exegpt_planner.search import Candidate, Found
+from exegpt_planner.splits import named_splits
+from exegpt_planner.strategies import StrategySpace
+from exegpt_planner.strict import StrictModel
+from exegpt_planner.waa_space import WaaSpace
+
+Searched = tuple[StrategySpace, Found]
+
+
+class Alternative(StrictModel):
+    """The best that a strategy can do, and why it was or was not chosen."""
+
+    strategy: str
+    schedule: Schedule | None = None
+    prediction: Prediction | None = None
+    reason: str
+
+
+def winner(found: Sequence[Found]) -> tuple[int, Candidate] | None:
+    """(index, candidate) of the best; on a tie the space named first."""
+    reached = [(i, each.best) for i, each in enumerate(found) if each.best is not None]
+    return max(reached, key=lambda pair: (pair[1].throughput, -pair[0]), default=None)
+
+
+def alternatives(
+    spaces: Sequence[StrategySpace], found: Sequence[Found], bound_s: float
+) -> tuple[Alternative, ...]:
+    """The best of each strategy beside the best of all, of which there must be one."""
+    best = winner(found)
+    assert best is not None, bound_s
+    top = spaces[best[0]].strategy, best[1].throughput
+    searched = list(zip(spaces, found, strict=True))
+    groups = [list(each) for _, each in groupby(searched, key=lambda pair: pair[0].strategy)]
+    return tuple(_row(each, top, bound_s, alone=len(groups) == 1) for each in groups)
+
+
+def _row(
+    searched: Sequence[Searched], top: tuple[str, float], bound_s: float, *, alone: bool
+) -> Alternative:
+    strategy = searched[0][0].strategy
+    best = winner([found for _, found in searched])
+    if best is None:
+        reason = f"no schedule keeps {bound_s:g} s{_splits(searched)}"
+        return Alternative(strategy=strategy, reason=reason)
+    space, candidate = searched[best[0]][0], best[1]
+    if strategy == top[0]:
+        others = "the only strategy within the bound" if alone else "the most throughput"
+        reason = f"chosen: {others}"
+    else:
+        reason = f"{1 - candidate.throughput / top[1]:.1%} less throughput"
+    return Alternative(
+        strategy=strategy,
+        schedule=space.schedule(candidate.point),
+        prediction=space.predict(candidate.point),
+        reason=reason + _splits(searched, space, candidate),
+    )
+
+
+def _splits(
+    searched: Sequence[Searched],
+    space: StrategySpace | None = None,
+    candidate: Candidate | None = None,
+) -> str:
+    """The splits looked at, and at the best schedule's knobs which of them the paper would name."""
+    splits = [_text(space.split) for space, _ in searched if space.split is not None]
+    if not splits:
+        return ""
+    looked_at = f"; splits looked at: {', '.join(splits)}"
+    if len(splits) == 1 or candidate is None or not isinstance(space, WaaSpace):
+        return looked_at
+    named = named_splits(space.model, *candidate.point)
+    return f"{looked_at} ({', '.join(f'{name} {_text(split)}' for name, split in named.items())})"
+
+
+def _text(split: Split) -> str:
+    return f"{split[0]}+{split[1]}"
