@@ -3,68 +3,51 @@
 One primitive, `iterate`: these encode chunks and, if asked, one token for every query of the decode pool. Queries end
 on end tokens, on max_tokens and at the context, and leave at once unless `retain_ended`. It never runs out of memory:
 when KV does not fit, the youngest query (largest id) is dropped and reported, to be encoded again from its prompt and
-the tokens it has so far. Chunks that were under way for a dropped query are skipped.
+the tokens it has so far. Chunks that were under way for a dropped query are skipped. Queries may leave as their prompts
+are encoded, their KV handed on layer by layer, and arrive with their KV to be decoded here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from exegpt_planner.profile_table import StepShape
+from exegpt_runner.iteration import (
+    NOTHING,
+    Arrival,
+    Departure,
+    EncodeChunk,
+    Finish,
+    Iteration,
+    LayerSink,
+    SampledToken,
+    sampled_rows,
+    shape_of,
+)
 from exegpt_runner.kv_arena import GRANULE_TOKENS, KVArena
 from exegpt_runner.layers.batch import Batch, ChunkRows
-from exegpt_runner.models.model import Model, kv_shape
+from exegpt_runner.models.model import LayerDone, Model, kv_shape, skip
 from exegpt_runner.pool import Encoded, Pool
-from exegpt_runner.sampler import Bools, Ints, Sampling, SamplingRows
+from exegpt_runner.sampler import Bools, Sampling, SamplingRows
 
-__all__ = ["EncodeChunk", "Engine", "Finish", "Iteration", "SampledToken", "Sampling"]
-
-Finish = Literal["none", "stop", "length"]
+__all__ = [
+    "Arrival",
+    "Departure",
+    "EncodeChunk",
+    "Engine",
+    "Finish",
+    "Iteration",
+    "SampledToken",
+    "Sampling",
+]
 
 _ENDLESS = Sampling(max_tokens=1 << 62, ignore_eos=True)
-_NOTHING = StepShape(
-    tokens=0, decode_queries=0, decode_context=0, encode_chunks=0, encode_pairs=0, sampled=0
-)
 _FABRICATED_SCALE = 0.02  # small, yet far from the denormals that slow a CPU down
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncodeChunk:
-    """A run of one prompt's tokens. A query's chunks come in order; the last one samples its next token."""
-
-    query: int
-    tokens: Ints | Tensor  # (t,)
-    start: int = 0  # position of the first token
-    is_last: bool = True
-    sampling: Sampling | None = None  # on the first chunk
-    num_generated: int = 0  # output tokens among the prompt's, on the first chunk
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A query's next token, and why it ends with it."""
-
-    query: int
-    token: int
-    finish: Finish
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Iteration:
-    """What one iteration did. Clocks cover the layers only; the caller times the whole."""
-
-    tokens: tuple[SampledToken, ...]
-    evicted: tuple[int, ...]  # youngest first
-    shape: StepShape
-    layers_cpu_s: float  # the process's
-    layers_wall_s: float
 
 
 @dataclass(slots=True)
@@ -145,9 +128,35 @@ class Engine:
         self._forget_rows()
         return ids
 
+    def join(self, arrivals: Sequence[Arrival]) -> tuple[int, ...]:
+        """Takes queries with their KV into the pool; returns whom that evicted, youngest first."""
+        needs = {each.encoded.query: each.encoded.length for each in arrivals}
+        for query, length in needs.items():
+            if query in self._layout or query in self._encoding:
+                raise ValueError(f"query {query} arrives while it holds KV; drop it first")
+            if not 0 < length < self.context:
+                raise ValueError(
+                    f"query {query} arrives with {length} KV tokens; the context is {self.context}"
+                )
+        evicted = self._make_room_for(needs)
+        for arrival in arrivals:
+            query = arrival.encoded.query
+            if query not in evicted:
+                for index in range(len(self._arena.layers)):
+                    self._arena.write(query, index, arrival.kv(index))
+                self._pool.join([arrival.encoded])
+            self._next_id = max(self._next_id, query + 1)
+        self._forget_rows()
+        return evicted
+
     @torch.inference_mode()
     def iterate(
-        self, chunks: Sequence[EncodeChunk], *, decode: bool, retain_ended: bool = False
+        self,
+        chunks: Sequence[EncodeChunk],
+        *,
+        decode: bool,
+        retain_ended: bool = False,
+        departures: Sequence[Departure] = (),
     ) -> Iteration:
         """Encodes `chunks` and, with `decode`, computes one token of each query in the pool."""
         if not retain_ended:
@@ -158,20 +167,23 @@ class Engine:
         num_decode = len(self._pool) if decode else 0
         if not accepted and not num_decode:
             return Iteration(
-                tokens=(), evicted=evicted, shape=_NOTHING, layers_cpu_s=0.0, layers_wall_s=0.0
+                tokens=(), evicted=evicted, shape=NOTHING, layers_cpu_s=0.0, layers_wall_s=0.0
             )
         batch = self._pack(accepted, num_decode)
         x = self.model.embed(batch)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        x = self.model.run_layers(x, batch, self._arena.layers)
+        x = self.model.run_layers(x, batch, self._arena.layers, self._hand_on(accepted, departures))
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-        sampled = _sampled_rows(batch, accepted)
+        sampled = sampled_rows(batch, accepted)
         x = x if len(sampled) == len(x) else x[sampled]
         logits = self.model.logits(x) if sampled else x
+        tokens = self._settle(logits, accepted, num_decode, retain_ended)
+        for departure in departures:
+            self.drop(departure.queries)
         return Iteration(
-            tokens=self._settle(logits, accepted, num_decode, retain_ended),
+            tokens=tokens,
             evicted=evicted,
-            shape=_shape(batch, len(sampled)),
+            shape=shape_of(batch, len(sampled)),
             layers_cpu_s=cpu_s,
             layers_wall_s=wall_s,
         )
@@ -204,6 +216,32 @@ class Engine:
         encoding.length = end
         return True
 
+    def _hand_on(
+        self, accepted: Sequence[EncodeChunk], departures: Sequence[Departure]
+    ) -> LayerDone:
+        """Opens the way of those that leave; what then passes each layer's KV on."""
+        ways: list[tuple[LayerSink, list[slice]]] = []
+        for departure in departures:
+            leaving = [chunk for chunk in accepted if chunk.query in departure.queries]
+            if not leaving:
+                continue  # dropped or evicted, all of them
+            if partial := [chunk.query for chunk in leaving if not chunk.is_last]:
+                raise ValueError(f"queries {partial} leave before their prompts are encoded")
+            queries = [chunk.query for chunk in leaving]
+            lengths = [self._encoding[query].length for query in queries]
+            starts = [self._layout[query].start for query in queries]
+            places = [slice(at, at + length) for at, length in zip(starts, lengths, strict=True)]
+            ways.append((departure.open(queries, lengths), places))
+        if not ways:
+            return skip
+
+        def has_kv(index: int) -> None:
+            layer = self._arena.layers[index]
+            for sink, places in ways:
+                sink.layer(index, torch.cat([layer[:, :, place] for place in places], dim=2))
+
+        return has_kv
+
     def _make_room(self, accepted: Sequence[EncodeChunk], decode: bool) -> tuple[int, ...]:
         """Reserves KV for this iteration, oldest query first; returns whom that evicted, youngest first."""
         needs = {chunk.query: self._encoding[chunk.query].length for chunk in accepted}
@@ -211,13 +249,19 @@ class Engine:
             self._refresh_rows()
             for row in np.nonzero(self._pool.lengths >= self._sizes)[0]:
                 needs[self._pool.ids[row]] = int(self._pool.lengths[row]) + 1
+        return self._make_room_for(needs)
+
+    def _make_room_for(self, needs: Mapping[int, int]) -> tuple[int, ...]:
+        """Reserves so many tokens for each of these, oldest first; returns whom that evicted, youngest first."""
         evicted: list[int] = []
+        wanting = set(needs)
         for query, tokens in sorted(needs.items()):
-            if query not in self._encoding and query not in self._layout:
+            if query not in wanting:
                 continue  # freed for an older one
             while not self._layout.fits(query, tokens):
                 victim, is_ended = self._victim(query)
                 self._free(victim)
+                wanting.discard(victim)
                 if not is_ended:
                     evicted.append(victim)
                 if victim == query:
@@ -226,7 +270,7 @@ class Engine:
             if evicted and query > evicted[-1]:
                 self._free(query)
                 evicted.append(query)
-            elif query in self._encoding or query in self._layout:
+            elif query in wanting:
                 self._arena.reserve(query, tokens)
                 self._forget_rows()
         return tuple(sorted(evicted, reverse=True))
@@ -346,25 +390,4 @@ def _encoded(query: int, encoding: _Encoding) -> Encoded:
         sampling=encoding.sampling,
         length=encoding.length,
         num_generated=encoding.num_generated,
-    )
-
-
-def _sampled_rows(batch: Batch, accepted: Sequence[EncodeChunk]) -> list[int]:
-    """The rows whose next token is sampled: every decode query, and the last of each finished prompt."""
-    last = [
-        run.first + run.num_tokens - 1
-        for run, chunk in zip(batch.chunks, accepted, strict=True)
-        if chunk.is_last
-    ]
-    return [*range(len(batch.contexts)), *last]
-
-
-def _shape(batch: Batch, sampled: int) -> StepShape:
-    return StepShape(
-        tokens=len(batch.tokens),
-        decode_queries=len(batch.contexts),
-        decode_context=int(batch.contexts.sum()),
-        encode_chunks=len(batch.chunks),
-        encode_pairs=sum(run.pairs for run in batch.chunks),
-        sampled=sampled,
     )

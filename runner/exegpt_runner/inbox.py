@@ -1,18 +1,42 @@
 """Commands of one Run stream: steps in order, drops ahead of them.
 
 A thread of its own reads the stream, so a drop is seen while a phase of many iterations runs. A drop also takes the
-query's chunks out of the steps that were queued before it; steps that come later are not touched.
+query's chunks and joins out of the steps that were queued before it; steps that come later are not touched. News of
+transfers of KV wake a worker that has no step.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from exegpt_wire import worker_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+Entry = TypeVar("Entry", pb.Chunk, pb.Joining)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something came or went, though no step did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """Queries and transfers to forget."""
+
+    queries: Sequence[int] = ()
+    transfers: Sequence[int] = ()
+
+
+_NONE = Drops()
 
 
 class Inbox:
@@ -21,7 +45,8 @@ class Inbox:
     def __init__(self, commands: Iterator[pb.Command]) -> None:
         self._changed = threading.Condition()
         self._steps: deque[pb.Step] = deque()
-        self._drops: list[int] = []
+        self._drops = _NONE
+        self._has_news = False
         self._is_complete = False
         self._is_closed = False
         threading.Thread(target=self._read, args=(commands,), name="commands", daemon=True).start()
@@ -37,20 +62,34 @@ class Inbox:
             self._is_closed = True
             self._changed.notify_all()
 
-    def next_step(self) -> pb.Step | None:
-        """The next step, waited for; None when there will be none."""
+    def wake(self) -> None:
+        """Says that there are news; from any thread."""
         with self._changed:
-            self._changed.wait_for(lambda: self._steps or self._is_complete or self._is_closed)
-            if self._is_closed or not self._steps:
-                return None
-            return self._steps.popleft()
+            self._has_news = True
+            self._changed.notify_all()
 
-    def take_drops(self) -> Sequence[int]:
-        """Queries to drop since the last call."""
-        if not self._drops:  # without the lock: seen at the latest one iteration later
-            return ()
+    def next_event(self) -> pb.Step | News | None:
+        """The next step, or news that came before one, waited for; None when there will be none."""
         with self._changed:
-            drops, self._drops = self._drops, []
+            self._changed.wait_for(
+                lambda: self._steps or self._has_news or self._is_complete or self._is_closed
+            )
+            if self._is_closed:
+                return None
+            if self._steps:
+                self._has_news = False  # its results bring them
+                return self._steps.popleft()
+            if self._has_news:
+                self._has_news = False
+                return News()
+            return None
+
+    def take_drops(self) -> Drops:
+        """What to drop since the last call."""
+        if self._drops is _NONE:  # without the lock: seen at the latest one iteration later
+            return _NONE
+        with self._changed:
+            drops, self._drops = self._drops, _NONE
             return drops
 
     def _read(self, commands: Iterator[pb.Command]) -> None:
@@ -69,16 +108,27 @@ class Inbox:
                 case "step":
                     self._steps.append(command.step)
                 case "drop":
-                    self._drops.extend(command.drop.queries)
+                    drop, known = command.drop, self._drops
+                    self._drops = Drops(
+                        (*known.queries, *drop.queries), (*known.transfers, *drop.transfers)
+                    )
                     for step in self._steps:
-                        remove_chunks(step, command.drop.queries)
+                        remove_queries(step, drop.queries)
             self._changed.notify_all()
 
 
-def remove_chunks(step: pb.Step, queries: Sequence[int]) -> None:
-    """Takes the chunks of `queries` out of `step`."""
+def remove_queries(step: pb.Step, queries: Sequence[int]) -> None:
+    """Takes `queries` out of `step`."""
     gone = set(queries)
-    if any(chunk.query in gone for chunk in step.chunks):
-        kept = [chunk for chunk in step.chunks if chunk.query not in gone]
-        del step.chunks[:]
-        step.chunks.extend(kept)
+    if not gone:
+        return
+    _remove(step.chunks, gone)
+    for join in step.joins:
+        _remove(join.queries, gone)
+
+
+def _remove(entries: RepeatedCompositeFieldContainer[Entry], gone: Set[int]) -> None:
+    kept = [each for each in entries if each.query not in gone]
+    if len(kept) < len(entries):
+        del entries[:]
+        entries.extend(kept)

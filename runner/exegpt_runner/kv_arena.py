@@ -172,6 +172,11 @@ class KVArena:
                 layer[:, :, move.target : move.target + move.tokens] = source
         return bool(moves)
 
+    def write(self, query: int, layer: int, kv: Tensor) -> None:
+        """Puts keys and values, (2, G, t, D), at the beginning of the extent of `query`, which holds them."""
+        start = self.layout[query].start
+        self.layers[layer][:, :, start : start + kv.shape[2]] = kv
+
     def fill(self, query: int, granule: Tensor) -> None:
         """Fills the extent of `query`, in every layer, with repetitions of `granule` (2, G, 64, D)."""
         extent = self.layout[query]

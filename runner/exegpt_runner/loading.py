@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from exegpt_planner.model_spec import ModelSpec, read_model_spec
 from exegpt_runner import identity
 from exegpt_runner.models import families
 from exegpt_runner.models.model import Model
+from exegpt_runner.weights import weight_files
 from exegpt_wire import worker_pb2 as pb
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+DIGEST_SAMPLES = 256
+DIGEST_SAMPLE_BYTES = 4096
 
 Files = tuple[tuple[str, int, int], ...]  # name, size, time of change
 
@@ -35,6 +40,7 @@ class Loaded:
     dtype: str
     files: Files
     weight_bytes: int
+    digest: str  # of the weights' values
 
     def serves(self, request: pb.ConfigureRequest) -> bool:
         """Whether this is the model that `request` asks for, its files unchanged."""
@@ -67,6 +73,7 @@ def load(request: pb.ConfigureRequest) -> Loaded:
         dtype=request.dtype,
         files=_files(folder),
         weight_bytes=weight_bytes,
+        digest=weights_digest(folder),
     )
 
 
@@ -82,6 +89,23 @@ def _check(weight_bytes: int, kv_bytes: int) -> None:
             f"weights of {_gib(weight_bytes)} and a KV arena of {_gib(kv_bytes)} exceed the device's "
             f"{_gib(memory_bytes)}. Lower kv_tokens or use a smaller model."
         )
+
+
+def weights_digest(folder: Path) -> str:
+    """Equal for equal weights, in whatever place: of the configuration and of samples all through the files.
+
+    Reading every byte would double a large model's load time. Two revisions of a model differ nearly everywhere, and
+    files that were cut short differ in size.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for sample in range(DIGEST_SAMPLES):
+                file.seek(size * sample // DIGEST_SAMPLES)
+                digest.update(file.read(DIGEST_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _gib(size_bytes: int) -> str:

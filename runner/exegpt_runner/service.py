@@ -1,7 +1,8 @@
 """The worker's gRPC service: it holds weights and KV, runs what it is told in order, and knows no policy.
 
 One user of the engine at a time: a Run stream or a Measure call. `Configure` with a newer epoch ends the user there
-is and takes its place; an older epoch is refused. Errors of the input come back as a gRPC status with their text.
+is and takes its place; an older epoch is refused. Errors of the input come back as a gRPC status with their text;
+ABORTED says one thing only: a newer conductor's epoch is in force.
 """
 
 from __future__ import annotations
@@ -10,31 +11,40 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TypedDict
 
 import grpc
+import torch
 
 from exegpt_planner.errors import ExeGPTError, InvalidSpec
 from exegpt_runner import identity
 from exegpt_runner.clocks import CalibrationKernel
 from exegpt_runner.engine import Engine
-from exegpt_runner.inbox import Inbox
+from exegpt_runner.hand_over import Exchange
+from exegpt_runner.inbox import Inbox, News
 from exegpt_runner.kv_arena import round_up
+from exegpt_runner.kv_transfer.arrived import Receiving
+from exegpt_runner.kv_transfer.receiver import Landing
+from exegpt_runner.kv_transfer.sender import Sender, Sending
 from exegpt_runner.loading import Loaded, OutOfMemory, check_memory, load
 from exegpt_runner.measure import measure
 from exegpt_runner.steps import StepRunner
-from exegpt_wire import PROTOCOL, worker_pb2_grpc
+from exegpt_wire import EPOCH_KEY, PROTOCOL, worker_pb2_grpc
 from exegpt_wire import worker_pb2 as pb
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """One device's worker."""
 
-    def __init__(self, *, threads: int) -> None:
+    def __init__(self, *, threads: int, token: str | None = None) -> None:
+        self.landing = Landing(on_news=self._wake)
+        self._sender = Sender(token, on_news=self._wake)
+        self._inbox: Inbox | None = None
         self._threads = threads
         self._incarnation = secrets.randbits(64)
         self._kernel = CalibrationKernel(threads=threads)
         self._engine_free = threading.Lock()
+        self._is_stopping = False
         self._state = threading.Lock()  # guards the three below
         self._newest_epoch = 0
         self._end_user: Callable[[], None] | None = None
@@ -74,14 +84,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def Run(  # noqa: N802 (the stub's name)
         self, request_iterator: Iterator[pb.Command], context: grpc.ServicerContext
     ) -> Iterator[pb.IterationResult]:
+        self._check_epoch(context)
         inbox = Inbox(request_iterator)
         with self._use(context, inbox.close) as engine:
+            self._inbox = inbox
+            self.landing.serve(self._receiving(engine))
             try:
                 yield from self._serve(engine, inbox, context)
             finally:
+                self._inbox = None
+                self.landing.close()
                 engine.reset()
-        if inbox.is_closed and context.is_active():
-            context.abort(grpc.StatusCode.ABORTED, "a newer epoch was configured")
+        if inbox.is_closed:
+            self._say_why_ended(context)
 
     def Measure(  # noqa: N802 (the stub's name)
         self, request: pb.MeasureRequest, context: grpc.ServicerContext
@@ -96,25 +111,62 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                             break
             finally:
                 engine.reset()
-        if ended.is_set() and context.is_active():
-            context.abort(grpc.StatusCode.ABORTED, "a newer epoch was configured")
+        if ended.is_set():
+            self._say_why_ended(context)
 
-    def end_user(self) -> None:
-        """Makes the Run stream or Measure call there is end after its iteration."""
+    def stop(self) -> None:
+        """Makes the Run stream or Measure call there is end after its iteration: the process ends."""
+        self._is_stopping = True
+        self._end()
+
+    def _end(self) -> None:
         if self._end_user is not None:
             self._end_user()
+
+    def _say_why_ended(self, context: grpc.ServicerContext) -> None:
+        """Tells a conductor that is still there whether to come back."""
+        if not context.is_active():
+            return
+        if self._is_stopping:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is ending")
+        context.abort(grpc.StatusCode.ABORTED, f"epoch {self._newest_epoch} was configured")
 
     def _serve(
         self, engine: Engine, inbox: Inbox, context: grpc.ServicerContext
     ) -> Iterator[pb.IterationResult]:
         assert self._configured is not None  # _use hands out a configured engine only
-        runner = StepRunner(engine, self._kernel, self._configured.calibrate_every_s)
-        while (step := runner.next_step(inbox)) is not None:
+        exchange = Exchange(self._sender, self.landing, self._sending())
+        runner = StepRunner(engine, exchange, self._kernel, self._configured.calibrate_every_s)
+        while (event := runner.next_event(inbox)) is not None:
+            if isinstance(event, News):
+                yield from runner.news()
+                continue
             with _errors_as_status(context):
-                for result in runner.run(step, inbox.take_drops):
+                for result in runner.run(event, inbox.take_drops):
                     yield result
                     if inbox.is_closed:
                         return
+
+    def _wake(self) -> None:
+        inbox = self._inbox
+        if inbox is not None:
+            inbox.wake()
+
+    def _sending(self) -> Sending:
+        assert self._loaded is not None
+        return Sending(**_kind(self._loaded))
+
+    def _receiving(self, engine: Engine) -> Receiving:
+        """What may arrive: at most as much as the arena holds, where the conductor keeps room for it."""
+        assert self._loaded is not None
+        assert self._configured is not None
+        token_bytes = self._loaded.spec.kv_bytes_per_token(self._loaded.dtype)
+        return Receiving(
+            **_kind(self._loaded),
+            incarnation=self._incarnation,
+            epoch=self._configured.epoch,
+            capacity_bytes=engine.kv_capacity * token_bytes,
+        )
 
     @contextmanager
     def _use(self, context: grpc.ServicerContext, end: Callable[[], None]) -> Iterator[Engine]:
@@ -142,6 +194,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         meant = request.peers[0].incarnation if request.peers else self._incarnation
         if meant != self._incarnation:
             problem = f"incarnation {meant} is gone; this worker is {self._incarnation}"
+            context.abort(grpc.StatusCode.UNAVAILABLE, problem)
+
+    def _check_epoch(self, context: grpc.ServicerContext) -> None:
+        """Refuses the stream of a conductor that has been overtaken since its Configure."""
+        given = dict(context.invocation_metadata()).get(EPOCH_KEY)
+        if given is not None and given != str(self._newest_epoch):
+            problem = f"epoch {given!s} is not {self._newest_epoch}, which this worker follows"
             context.abort(grpc.StatusCode.ABORTED, problem)
 
     def _claim(self, request: pb.ConfigureRequest, context: grpc.ServicerContext) -> None:
@@ -152,14 +211,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._refuse_epoch(request.epoch, context)
             self._newest_epoch = request.epoch
             if not is_repeated:
-                self.end_user()
+                self._end()
 
     def _refuse_epoch(self, epoch: int, context: grpc.ServicerContext) -> NoReturn:
         problem = (
             f"epoch {epoch} is not newer than {self._newest_epoch}, which this worker follows; "
             "configure with a larger one"
         )
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        context.abort(grpc.StatusCode.ABORTED, problem)
 
     def _place(self, request: pb.ConfigureRequest) -> None:
         self._engine = self._configured = None  # frees the arena before the next is allocated
@@ -184,7 +243,33 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             kv_tokens=self._engine.kv_capacity,
             weight_bytes=self._loaded.weight_bytes,
             model_fingerprint=self._loaded.spec.fingerprint,
+            weights_digest=self._loaded.digest,
         )
+
+
+class _Kind(TypedDict):
+    """What KV is of; sender and receiver must agree."""
+
+    model_fingerprint: str
+    weights_digest: str
+    dtype: torch.dtype
+    num_kv_heads: int
+    head_dim: int
+    first_layer: int
+    num_layers: int
+
+
+def _kind(loaded: Loaded) -> _Kind:
+    spec = loaded.spec
+    return _Kind(
+        model_fingerprint=spec.fingerprint,
+        weights_digest=loaded.digest,
+        dtype=loaded.model.dtype,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        first_layer=0,
+        num_layers=spec.num_layers,
+    )
 
 
 def _check_supported(request: pb.ConfigureRequest) -> None:

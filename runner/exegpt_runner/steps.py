@@ -7,14 +7,16 @@ skipped by the engine; chunks out of order are the conductor's error and refused
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.profile_table import StepShape
 from exegpt_runner.clocks import CalibrationKernel, Instant, StepClock
-from exegpt_runner.engine import EncodeChunk, Engine, Iteration, Sampling
-from exegpt_runner.inbox import Inbox, remove_chunks
+from exegpt_runner.engine import EncodeChunk, Engine, Iteration
+from exegpt_runner.hand_over import Exchange, sampling_of
+from exegpt_runner.inbox import Drops, Inbox, News, remove_queries
 from exegpt_wire import worker_pb2 as pb
 
 _FINISH = {"none": pb.NONE, "stop": pb.STOP, "length": pb.LENGTH}
@@ -23,60 +25,89 @@ _FINISH = {"none": pb.NONE, "stop": pb.STOP, "length": pb.LENGTH}
 class StepRunner:
     """Runs the steps of one stream on an engine that nobody else touches meanwhile."""
 
-    def __init__(self, engine: Engine, kernel: CalibrationKernel, calibrate_every_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        kernel: CalibrationKernel,
+        calibrate_every_s: float,
+    ) -> None:
         self._engine = engine
+        self._exchange = exchange
         self._kernel = kernel
         self._calibrate_every_s = calibrate_every_s
         self._clock = StepClock()
 
-    def next_step(self, inbox: Inbox) -> pb.Step | None:
-        """The next step, waited for off the clock; None when the stream is over."""
+    def next_event(self, inbox: Inbox) -> pb.Step | News | None:
+        """The next step, or news of transfers, waited for off the clock; None when the stream is over."""
         self._calibrate()
         begin = Instant.now()
-        step = inbox.next_step()
+        event = inbox.next_event()
         self._clock.pause(begin)
-        return step
+        return event
 
-    def run(
-        self, step: pb.Step, take_drops: Callable[[], Sequence[int]]
-    ) -> Iterator[pb.IterationResult]:
+    def news(self) -> Iterator[pb.IterationResult]:
+        """What came and went while no step was under way, if anything."""
+        result = self._exchange.news(pb.IterationResult())
+        if result.arrived or result.handed:
+            yield result
+
+    def run(self, step: pb.Step, take_drops: Callable[[], Drops]) -> Iterator[pb.IterationResult]:
         """The step's iterations; the last one, which may be empty, is marked."""
         drops = take_drops()
-        self._engine.drop(drops)
-        remove_chunks(step, drops)
+        self._drop(drops)
+        remove_queries(step, drops.queries)
+        self._exchange.probe(step.hand_overs)
         chunks = [_chunk(chunk) for chunk in step.chunks]
+        joins: Sequence[pb.Join] = step.joins
         remaining = step.decode_iterations
         is_last = False
         while not is_last:
             self._calibrate()
+            begin = Instant.now()
+            lost = self._join(step, joins)
+            joins = ()
             if not chunks:
-                self._engine.drop(take_drops())
+                self._drop(take_drops())
                 if not remaining or not self._engine.decoding:
-                    yield self._empty(step)
+                    yield self._empty(step, lost)
                     return
                 remaining -= 1
-            decode = step.decode_with_chunks if chunks else True
-            result = self._iterate(step, chunks, decode=decode)
+            result = self._iterate(step, chunks, begin)
             chunks = []
             is_last = not remaining or not self._engine.decoding
             result.last = is_last
-            yield result
+            result.evicted.extend(lost)
+            yield self._exchange.news(result)
+
+    def _drop(self, drops: Drops) -> None:
+        self._engine.drop(drops.queries)
+        if drops.transfers:
+            self._exchange.landing.forget(drops.transfers)
+
+    def _join(self, step: pb.Step, joins: Sequence[pb.Join]) -> Sequence[int]:
+        """Takes in who joins; returns whom that evicted."""
+        if not joins:
+            return ()
+        with _as_invalid(step):
+            return self._engine.join(self._exchange.arrivals(joins))
 
     def _iterate(
-        self, step: pb.Step, chunks: Sequence[EncodeChunk], *, decode: bool
+        self, step: pb.Step, chunks: Sequence[EncodeChunk], begin: Instant
     ) -> pb.IterationResult:
-        start = Instant.now()
-        try:
-            iteration = self._engine.iterate(chunks, decode=decode, retain_ended=step.retain_ended)
-        except ValueError as error:
-            raise InvalidSpec(f"step {step.sequence}", [str(error)]) from error
+        decode = step.decode_with_chunks if chunks else True
+        hand_overs = step.hand_overs if chunks else ()
+        with _as_invalid(step), self._exchange.departing(hand_overs) as departures:
+            iteration = self._engine.iterate(
+                chunks, decode=decode, retain_ended=step.retain_ended, departures=departures
+            )
         end_s = Instant.now().wall_s
         result = self._result(step, iteration)
         wall_s, cpu_s = self._clock.lap()
         clocks = result.clocks
         clocks.wall_s, clocks.cpu_s, clocks.kernel_s = wall_s, cpu_s, self._kernel.latest_s
-        clocks.start_s = start.wall_s
-        clocks.between_s = max(0.0, wall_s - (end_s - start.wall_s))
+        clocks.start_s = begin.wall_s
+        clocks.between_s = max(0.0, wall_s - (end_s - begin.wall_s))
         return result
 
     def _result(self, step: pb.Step, iteration: Iteration) -> pb.IterationResult:
@@ -92,13 +123,16 @@ class StepRunner:
             kv_tokens=self._engine.kv_tokens,
         )
 
-    def _empty(self, step: pb.Step) -> pb.IterationResult:
-        return pb.IterationResult(
-            sequence=step.sequence,
-            last=True,
-            active=self._engine.active,
-            kv_tokens=self._engine.kv_tokens,
-            clocks=pb.Clocks(kernel_s=self._kernel.latest_s, start_s=Instant.now().wall_s),
+    def _empty(self, step: pb.Step, lost: Sequence[int]) -> pb.IterationResult:
+        return self._exchange.news(
+            pb.IterationResult(
+                sequence=step.sequence,
+                last=True,
+                evicted=lost,
+                active=self._engine.active,
+                kv_tokens=self._engine.kv_tokens,
+                clocks=pb.Clocks(kernel_s=self._kernel.latest_s, start_s=Instant.now().wall_s),
+            )
         )
 
     def _calibrate(self) -> None:
@@ -114,22 +148,18 @@ def _chunk(message: pb.Chunk) -> EncodeChunk:
         tokens=np.array(message.tokens, np.int64),
         start=message.start,
         is_last=message.last,
-        sampling=None if message.start else _sampling(message.sampling),
+        sampling=None if message.start else sampling_of(message.sampling),
         num_generated=message.num_generated,
     )
 
 
-def _sampling(message: pb.Sampling) -> Sampling:
-    return Sampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        ignore_eos=message.ignore_eos,
-        end_tokens=tuple(message.end_tokens),
-    )
+@contextmanager
+def _as_invalid(step: pb.Step) -> Iterator[None]:
+    """Names the step in what the engine refuses of it."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidSpec(f"step {step.sequence}", [str(error)]) from error
 
 
 def shape_message(shape: StepShape) -> pb.Shape:

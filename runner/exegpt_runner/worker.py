@@ -15,10 +15,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from exegpt_planner.errors import Unavailable
+from exegpt_wire.token import read_token
 
 _PR_SET_PDEATHSIG = 1
+CALLS = 64  # at once, a thread each: pushes that wait for room must not keep Describe waiting
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -33,35 +36,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except OSError:
             cores = sorted(os.sched_getaffinity(0))
             return _fail(f"cores {sorted(options.cpus)} are not all there; try some of {cores}.")
+    os.nice(options.nice)
     threads = options.threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "passive"
     os.environ["GOMP_SPINCOUNT"] = "0"
-    return _serve(options.listen, threads)
+    token = None
+    if options.token_file is not None:
+        try:
+            token = read_token(options.token_file)
+        except Unavailable as error:
+            return _fail(str(error))
+    elif not options.listen.startswith("unix:"):
+        return _fail("a worker that listens on a network needs --token-file, or a Unix socket.")
+    return _serve(options.listen, threads, token)
 
 
-def _serve(listen: str, threads: int) -> int:
+def _serve(listen: str, threads: int, token: str | None) -> int:
     """Serves until a signal ends the process; returns only when it could not start."""
     # Blocked in this thread and those it starts, so that none of them takes a signal that sigwait waits for.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     import grpc  # after the environment is set: these load torch
     import torch
 
+    from exegpt_runner.kv_transfer.memory import keep_freed
+    from exegpt_runner.kv_transfer.receiver import kv_handler
     from exegpt_runner.service import WorkerService
     from exegpt_wire import GRPC_OPTIONS, worker_pb2_grpc
+    from exegpt_wire.token import TokenInterceptor
 
+    keep_freed()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    service = WorkerService(threads=threads)
-    server = grpc.server(ThreadPoolExecutor(max_workers=8), options=list(GRPC_OPTIONS))
+    service = WorkerService(threads=threads, token=token)
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=CALLS),
+        options=list(GRPC_OPTIONS),
+        interceptors=[TokenInterceptor(token)],
+    )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    server.add_generic_rpc_handlers((kv_handler(service.landing),))
     try:
         server.add_insecure_port(listen)
     except RuntimeError as error:
         return _fail(f"cannot listen on {listen}: {error}. Choose another address.")
     server.start()
     signal.sigwait(_ENDING)
-    service.end_user()
+    service.stop()
     server.stop(grace=1).wait()
     os._exit(0)  # a thread that still loads weights or computes would hold up an orderly exit
 
@@ -91,8 +112,12 @@ def _cpu_list(text: str) -> set[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="exegpt_runner.worker", description="One exegpt worker.")
     parser.add_argument("--listen", required=True, help="unix:///path/worker.sock or host:port")
+    parser.add_argument(
+        "--token-file", type=Path, help="holds the deployment's token; every call must carry it"
+    )
     parser.add_argument("--threads", type=int, help="compute threads; as many as cores by default")
     parser.add_argument("--cpus", type=_cpu_list, help='cores to stay on, e.g. "1" or "2-3"')
+    parser.add_argument("--nice", type=int, default=0, help="let others go first on shared cores")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the parent ends")
     return parser
 

@@ -44,6 +44,102 @@ LENGTH: Finish.ValueType  # 2
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
+class KVHeader(_message.Message):
+    """Beside it a worker serves /exegpt.v1.KV/Push, a client stream of bare bytes (no protobuf copy of the KV): one KVHeader,
+    the layers' bytes in order, each (2, G, T, D) over the T tokens of all queries and cut into messages as suits the
+    sender, one KVTrailer. The answer is empty, and comes when all of it has arrived unharmed.
+
+    Every call carries the deployment's token as metadata, `authorization: Bearer <token>`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_DIM_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PROBE_BYTES_FIELD_NUMBER: _builtins.int
+    protocol: _builtins.int
+    transfer: _builtins.int
+    """drawn by the conductor, never twice"""
+    incarnation: _builtins.int
+    """of the receiver it is meant for"""
+    epoch: _builtins.int
+    """of the receiver's configuration"""
+    model_fingerprint: _builtins.str
+    weights_digest: _builtins.str
+    dtype: _builtins.str
+    num_kv_heads: _builtins.int
+    head_dim: _builtins.int
+    first_layer: _builtins.int
+    """what comes: these layers of the queries below"""
+    num_layers: _builtins.int
+    probe_bytes: _builtins.int
+    """of zeros, in place of layers"""
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """KV tokens of each; no query at all: a probe"""
+
+    def __init__(
+        self,
+        *,
+        protocol: _builtins.int = ...,
+        transfer: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        model_fingerprint: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        num_kv_heads: _builtins.int = ...,
+        head_dim: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        queries: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        probe_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "epoch", b"epoch", "first_layer", b"first_layer", "head_dim", b"head_dim", "incarnation", b"incarnation", "model_fingerprint", b"model_fingerprint", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "probe_bytes", b"probe_bytes", "protocol", b"protocol", "queries", b"queries", "tokens", b"tokens", "transfer", b"transfer", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVHeader: _TypeAlias = KVHeader  # noqa: Y015
+
+@_typing.final
+class KVTrailer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """xxh3-64 of each layer's bytes; of the probe's; the seed is that of the header's, seed 0"""
+
+    def __init__(
+        self,
+        *,
+        checksums: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KVTrailer: _TypeAlias = KVTrailer  # noqa: Y015
+
+@_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,11 +306,14 @@ class ConfigureReply(_message.Message):
     KV_TOKENS_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     kv_tokens: _builtins.int
     weight_bytes: _builtins.int
     model_fingerprint: _builtins.str
+    weights_digest: _builtins.str
+    """of the weights' values: equal where two workers may exchange KV"""
     def __init__(
         self,
         *,
@@ -223,10 +322,11 @@ class ConfigureReply(_message.Message):
         kv_tokens: _builtins.int = ...,
         weight_bytes: _builtins.int = ...,
         model_fingerprint: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "kv_tokens", b"kv_tokens", "model_fingerprint", b"model_fingerprint", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "incarnation", b"incarnation", "kv_tokens", b"kv_tokens", "model_fingerprint", b"model_fingerprint", "weight_bytes", b"weight_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,24 +455,138 @@ class Drop(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUERIES_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """KV that has arrived, or will, and is no longer wanted"""
+
     def __init__(
         self,
         *,
         queries: _abc.Iterable[_builtins.int] | None = ...,
+        transfers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries", "transfers", b"transfers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Drop: _TypeAlias = Drop  # noqa: Y015
 
 @_typing.final
+class HandOver(_message.Message):
+    """Queries of a step that another worker decodes: each layer's KV goes there while later layers compute. They leave this
+    worker with the step; `handed` says how it went.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    PROBE_BYTES_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    address: _builtins.str
+    incarnation: _builtins.int
+    epoch: _builtins.int
+    first_layer: _builtins.int
+    """what the receiver computes; of these, what this worker does is sent"""
+    num_layers: _builtins.int
+    """0: all"""
+    deadline_s: _builtins.float
+    """from the step's start to the last byte's acknowledgement"""
+    probe_bytes: _builtins.int
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: a probe"""
+
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        address: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        deadline_s: _builtins.float = ...,
+        queries: _abc.Iterable[_builtins.int] | None = ...,
+        probe_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "deadline_s", b"deadline_s", "epoch", b"epoch", "first_layer", b"first_layer", "incarnation", b"incarnation", "num_layers", b"num_layers", "probe_bytes", b"probe_bytes", "queries", b"queries", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOver: _TypeAlias = HandOver  # noqa: Y015
+
+@_typing.final
+class Join(_message.Message):
+    """Queries whose KV has arrived begin to decode; what else came in the transfer is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Joining]: ...
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        queries: _abc.Iterable[Global___Joining] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queries", b"queries", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Join: _TypeAlias = Join  # noqa: Y015
+
+@_typing.final
+class Joining(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    NUM_GENERATED_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    query: _builtins.int
+    token: _builtins.int
+    """its latest, whose KV is not yet computed"""
+    num_generated: _builtins.int
+    @_builtins.property
+    def sampling(self) -> Global___Sampling: ...
+    def __init__(
+        self,
+        *,
+        query: _builtins.int = ...,
+        token: _builtins.int = ...,
+        num_generated: _builtins.int = ...,
+        sampling: Global___Sampling | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_generated", b"num_generated", "query", b"query", "sampling", b"sampling", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Joining: _TypeAlias = Joining  # noqa: Y015
+
+@_typing.final
 class Step(_message.Message):
-    """First, when there are chunks, one iteration that encodes them (and, with decode_with_chunks, decodes every active query);
+    """First the queries of `joins` enter the pool. Then, when there are chunks, one iteration that encodes them (and, with decode_with_chunks, decodes every active query);
     then up to decode_iterations iterations that decode every active query, fewer when none is left.
     """
 
@@ -383,6 +597,8 @@ class Step(_message.Message):
     DECODE_WITH_CHUNKS_FIELD_NUMBER: _builtins.int
     DECODE_ITERATIONS_FIELD_NUMBER: _builtins.int
     RETAIN_ENDED_FIELD_NUMBER: _builtins.int
+    HAND_OVERS_FIELD_NUMBER: _builtins.int
+    JOINS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     decode_with_chunks: _builtins.bool
     decode_iterations: _builtins.int
@@ -390,6 +606,10 @@ class Step(_message.Message):
     """ended queries go on being computed until all have ended (no early termination)"""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]: ...
+    @_builtins.property
+    def hand_overs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOver]: ...
+    @_builtins.property
+    def joins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Join]: ...
     def __init__(
         self,
         *,
@@ -398,10 +618,12 @@ class Step(_message.Message):
         decode_with_chunks: _builtins.bool = ...,
         decode_iterations: _builtins.int = ...,
         retain_ended: _builtins.bool = ...,
+        hand_overs: _abc.Iterable[Global___HandOver] | None = ...,
+        joins: _abc.Iterable[Global___Join] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "decode_iterations", b"decode_iterations", "decode_with_chunks", b"decode_with_chunks", "retain_ended", b"retain_ended", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "decode_iterations", b"decode_iterations", "decode_with_chunks", b"decode_with_chunks", "hand_overs", b"hand_overs", "joins", b"joins", "retain_ended", b"retain_ended", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +728,46 @@ class Clocks(_message.Message):
 Global___Clocks: _TypeAlias = Clocks  # noqa: Y015
 
 @_typing.final
+class Handed(_message.Message):
+    """How a hand-over ended, from its sender."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    EXPOSED_S_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    num_bytes: _builtins.int
+    seconds: _builtins.float
+    """from the first byte to the acknowledgement"""
+    exposed_s: _builtins.float
+    """of these, after the step's iteration was over"""
+    reason: _builtins.str
+    """empty: it arrived; else a gRPC status in lower case, e.g. data_loss"""
+    problem: _builtins.str
+    """in words"""
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        exposed_s: _builtins.float = ...,
+        reason: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exposed_s", b"exposed_s", "num_bytes", b"num_bytes", "problem", b"problem", "reason", b"reason", "seconds", b"seconds", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Handed: _TypeAlias = Handed  # noqa: Y015
+
+@_typing.final
 class IterationResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -517,8 +779,10 @@ class IterationResult(_message.Message):
     CLOCKS_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
     KV_TOKENS_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    HANDED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """of the step"""
+    """of the step; 0: no iteration, only news of transfers"""
     last: _builtins.bool
     """the step is over"""
     active: _builtins.int
@@ -535,6 +799,14 @@ class IterationResult(_message.Message):
     def shape(self) -> Global___Shape: ...
     @_builtins.property
     def clocks(self) -> Global___Clocks: ...
+    @_builtins.property
+    def arrived(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """transfers to this worker that are whole now and wait to be joined"""
+
+    @_builtins.property
+    def handed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Handed]:
+        """transfers from this worker that ended since the last message"""
+
     def __init__(
         self,
         *,
@@ -546,10 +818,12 @@ class IterationResult(_message.Message):
         clocks: Global___Clocks | None = ...,
         active: _builtins.int = ...,
         kv_tokens: _builtins.int = ...,
+        arrived: _abc.Iterable[_builtins.int] | None = ...,
+        handed: _abc.Iterable[Global___Handed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clocks", b"clocks", "shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "clocks", b"clocks", "evicted", b"evicted", "kv_tokens", b"kv_tokens", "last", b"last", "sequence", b"sequence", "shape", b"shape", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "arrived", b"arrived", "clocks", b"clocks", "evicted", b"evicted", "handed", b"handed", "kv_tokens", b"kv_tokens", "last", b"last", "sequence", b"sequence", "shape", b"shape", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

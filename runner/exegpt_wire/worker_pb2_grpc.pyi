@@ -39,7 +39,9 @@ class WorkerStub:
     Configure: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ConfigureRequest, _worker_pb2.ConfigureReply]
     """Puts this worker in its place: model, layers, peers, KV arena. In place and at any time; the newest epoch wins."""
     Run: _grpc.StreamStreamMultiCallable[_worker_pb2.Command, _worker_pb2.IterationResult]
-    """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older."""
+    """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
+    The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+    """
     Measure: _grpc.UnaryStreamMultiCallable[_worker_pb2.MeasureRequest, _worker_pb2.Measurement]
     """Times steps of the given shapes in the serving process."""
 
@@ -51,7 +53,9 @@ class WorkerAsyncStub(WorkerStub):
     Configure: _aio.UnaryUnaryMultiCallable[_worker_pb2.ConfigureRequest, _worker_pb2.ConfigureReply]  # type: ignore[assignment]
     """Puts this worker in its place: model, layers, peers, KV arena. In place and at any time; the newest epoch wins."""
     Run: _aio.StreamStreamMultiCallable[_worker_pb2.Command, _worker_pb2.IterationResult]  # type: ignore[assignment]
-    """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older."""
+    """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
+    The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+    """
     Measure: _aio.UnaryStreamMultiCallable[_worker_pb2.MeasureRequest, _worker_pb2.Measurement]  # type: ignore[assignment]
     """Times steps of the given shapes in the serving process."""
 
@@ -78,7 +82,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.Command],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.IterationResult], _abc.AsyncIterator[_worker_pb2.IterationResult]]:
-        """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older."""
+        """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
+        The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+        """
 
     @_abc_1.abstractmethod
     def Measure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,12 @@ from exegpt_runner.layers.batch import Batch
 
 COMPILED_ROWS = 2048  # beyond, compiling a product is little beside the product itself
 COMPILED_SAMPLED = 256
+
+LayerDone = Callable[[int], None]
+
+
+def skip(layer: int) -> None:
+    """Does nothing when a layer is done."""
 
 
 class Model(Protocol):
@@ -36,8 +42,13 @@ class Model(Protocol):
         """The rows that go into the layers, (T, E)."""
         ...
 
-    def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
-        """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E)."""
+    def run_layers(
+        self, x: Tensor, batch: Batch, kv: Sequence[Tensor], has_kv: LayerDone = skip
+    ) -> Tensor:
+        """All layers on packed rows; writes their keys and values to `kv`, (2, G, C, D) a layer. x: (T, E).
+
+        `has_kv(layer)` is called as soon as a layer's are written, before the rest of the layer runs.
+        """
         ...
 
     def logits(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from exegpt_planner.model_spec import OptSpec
 from exegpt_runner.layers.attention import Attention, Heads
 from exegpt_runner.layers.batch import Batch
 from exegpt_runner.layers.linear import Linear, packs, padded, padded_sizes
-from exegpt_runner.models.model import COMPILED_ROWS, COMPILED_SAMPLED
+from exegpt_runner.models.model import COMPILED_ROWS, COMPILED_SAMPLED, LayerDone, skip
 from exegpt_runner.weights import Checkpoint
 
 Shapes = dict[str, tuple[int, ...]]
@@ -83,12 +83,18 @@ class OptModel:
             x = self.project_in(padded(x, self.dtype))[: len(x)]
         return x + embedding(batch.positions + self.spec.position_offset, self.positions)
 
-    def run_layers(self, x: Tensor, batch: Batch, kv: Sequence[Tensor]) -> Tensor:
-        """All layers on packed rows; writes their keys and values to `kv`, (2, H, C, D) a layer. x: (T, E)."""
+    def run_layers(
+        self, x: Tensor, batch: Batch, kv: Sequence[Tensor], has_kv: LayerDone = skip
+    ) -> Tensor:
+        """All layers on packed rows; writes their keys and values to `kv`, (2, H, C, D) a layer. x: (T, E).
+
+        `has_kv(layer)` is called as soon as a layer's are written, before the rest of the layer runs.
+        """
         attention = Attention(self.heads, batch, self.dtype)
         num_tokens, x = len(x), padded(x, self.dtype)
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
+        for index, (layer, layer_kv) in enumerate(zip(self.layers, kv, strict=True)):
             x = self._attend(layer, x, attention, layer_kv)
+            has_kv(index)
             x = self._feed_forward(layer, x)
         return x[:num_tokens]
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from exegpt_planner.model_spec import read_model_spec
-from exegpt_wire import PROTOCOL
+from exegpt_wire import EPOCH_KEY, PROTOCOL
 from exegpt_wire import worker_pb2 as pb
 from tiny_models import write_model
 from worker_client import Configure, Stream, chunk
@@ -51,7 +51,7 @@ def test_an_older_epoch_is_refused(configure: Configure) -> None:
     assert configure(epoch=newest).epoch == newest  # the same request again: a retry
     for epoch, kv_tokens in ((newest, 64), (1, 2048)):
         code, text = _refusal(configure, epoch=epoch, kv_tokens=kv_tokens)
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert code is grpc.StatusCode.ABORTED
         assert f"epoch {epoch} is not newer" in text
 
 
@@ -100,7 +100,7 @@ def test_what_was_meant_for_an_earlier_process_is_refused_so_that_one_asks_again
     incarnation = worker.stub.Describe(pb.DescribeRequest()).incarnation
     assert configure(peers=[pb.Peer(address=worker.address, incarnation=incarnation)]).epoch
     code, text = _refusal(configure, peers=[pb.Peer(incarnation=incarnation ^ 1)])
-    assert code is grpc.StatusCode.ABORTED
+    assert code is grpc.StatusCode.UNAVAILABLE
     assert "is gone" in text
 
 
@@ -143,3 +143,22 @@ def test_a_stream_that_is_cancelled_frees_the_worker(
         (result,) = stream.step(decode=1)
     assert result.active == 0
     assert time.monotonic() - begin_s < 5
+
+
+def test_the_stream_of_an_overtaken_epoch_is_refused(
+    worker: WorkerProcess, configure: Configure
+) -> None:
+    older, newer = configure().epoch, configure().epoch
+    for epoch, is_refused in ((older, True), (newer, False)):
+        results = worker.stub.Run(
+            iter([pb.Command(step=pb.Step(sequence=1))]),
+            metadata=((EPOCH_KEY, str(epoch)),),
+            timeout=20,
+        )
+        if not is_refused:
+            assert [result.last for result in results] == [True]
+            continue
+        with pytest.raises(grpc.RpcError) as caught:
+            next(results)
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert f"epoch {older} is not {newer}" in str(caught.value.details())

@@ -11,7 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from exegpt_wire import PROTOCOL
 from exegpt_wire import worker_pb2 as pb
+from tiny_models import write_model
+from worker_client import Stream
 from worker_process import worker_process
 
 pytestmark = pytest.mark.slow  # each starts a process that loads torch
@@ -23,6 +26,22 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
         worker.stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=60)
         worker.process.send_signal(number)
         assert worker.process.wait(timeout=20) == 0
+
+
+def test_a_worker_that_is_told_to_end_says_so_to_its_conductor(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    with worker_process(tmp_path) as worker:
+        worker.stub.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=60)
+        request = pb.ConfigureRequest(
+            protocol=PROTOCOL, epoch=1, model_path=str(model), dtype="float64", kv_tokens=64
+        )
+        worker.stub.Configure(request, timeout=60)
+        with Stream.opened(worker.stub) as stream:
+            stream.step(decode=1)
+            worker.process.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.RpcError) as caught:
+                stream.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # come back; ABORTED: do not
 
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
