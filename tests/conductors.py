@@ -21,7 +21,7 @@ Serve = Callable[[Conductor], "asyncio.Task[None]"]
 
 
 def build_conductor(
-    worker: FakeWorker,
+    worker: FakeWorker | Sequence[FakeWorker],
     schedule: AnySchedule,
     *,
     max_waiting: int = 1000,
@@ -31,14 +31,18 @@ def build_conductor(
     metrics: Metrics | None = None,
     step_log: StepLog | None = None,
 ) -> Conductor:
-    """A conductor for this worker; nothing runs yet."""
+    """A conductor for this worker, or these; nothing runs yet."""
+    workers = [worker] if isinstance(worker, FakeWorker) else worker
     configure = worker_pb2.ConfigureRequest(
-        model_path="/models/toy", dtype="float32", kv_tokens=worker.kv_tokens
+        model_path="/models/toy", dtype="float32", kv_tokens=workers[0].kv_tokens
     )
     return Conductor(
-        WorkerLink(worker.address, configure, patience=patience, on_hung=on_hung),
+        [
+            WorkerLink(each.address, configure, patience=patience, on_hung=on_hung)
+            for each in workers
+        ],
         schedule=schedule,
-        kv_tokens=worker.kv_tokens,
+        kv_tokens=workers[0].kv_tokens,
         context=context,
         max_waiting=max_waiting,
         metrics=metrics or Metrics(CollectorRegistry()),

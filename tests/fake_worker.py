@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import numpy as np
@@ -22,6 +23,7 @@ from exegpt_wire.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_se
 
 EXTENT = 64
 _incarnations = itertools.count(1)
+_by_address: dict[str, FakeWorker] = {}  # the running ones: who KV is handed to
 
 
 def next_token(tokens: Sequence[int], vocab: int = 256) -> int:
@@ -76,6 +78,11 @@ class FakeWorker(WorkerServicer):
     evicted: list[int] = field(default_factory=list)
     shapes: list[worker_pb2.Shape] = field(default_factory=list)
     configured: list[worker_pb2.ConfigureRequest] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)  # queries, in order
+    forgotten: list[int] = field(default_factory=list)  # transfers
+    refuse_kv: str = ""  # end every hand-over from here with this reason, probes too
+    lose_kv: str = ""  # as above, but let probes pass
+    holds_kv: bool = False  # what is handed over from here arrives when `let_go`
 
     def __post_init__(self) -> None:
         self.incarnation = next(_incarnations)
@@ -85,6 +92,11 @@ class FakeWorker(WorkerServicer):
         self._moved = asyncio.Condition()
         self._slots: dict[int, _Slot] = {}
         self._drops: set[int] = set()
+        self._landed: dict[int, dict[int, _Slot]] = {}  # by transfer
+        self._arrived: list[int] = []
+        self._handed: list[worker_pb2.Handed] = []
+        self._withheld: list[tuple[worker_pb2.HandOver, dict[int, _Slot]]] = []
+        self._inbox: asyncio.Queue[worker_pb2.Step | Literal["news"] | None] = asyncio.Queue()
         self._server: aio.Server | None = None
 
     @property
@@ -98,10 +110,12 @@ class FakeWorker(WorkerServicer):
         add_WorkerServicer_to_server(self, self._server)
         assert self._server.add_insecure_port(self.address)
         await self._server.start()
+        _by_address[self.address] = self
 
     async def kill(self) -> None:
         """Dies at once: streams break, KV is gone."""
         server, self._server = self._server, None
+        _by_address.pop(self.address, None)
         if server is not None:
             await server.stop(None)
 
@@ -109,9 +123,16 @@ class FakeWorker(WorkerServicer):
         await self.kill()
         self.incarnation = next(_incarnations)
         self.epoch = 0
-        self._slots.clear()
+        self._clear()
         self._stop_after = None
         await self.start()
+
+    async def let_go(self) -> None:
+        """What was held back arrives, and whatever comes after it."""
+        self.holds_kv = False
+        held, self._withheld = self._withheld, []
+        for hand_over, slots in held:
+            await self._hand_over(hand_over, slots)
 
     async def hold_after(self, iterations: int) -> None:
         """From now, waits before the iteration that follows so many in all."""
@@ -156,7 +177,7 @@ class FakeWorker(WorkerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
         self.configured.append(request)
         self.epoch = request.epoch
-        self._slots.clear()
+        self._clear()
         await self._tell()
         return worker_pb2.ConfigureReply(
             incarnation=self.incarnation, epoch=self.epoch, kv_tokens=self.kv_tokens
@@ -167,13 +188,17 @@ class FakeWorker(WorkerServicer):
         request_iterator: AsyncIterator[worker_pb2.Command],
         context: aio.ServicerContext[worker_pb2.Command, worker_pb2.IterationResult],
     ) -> AsyncIterator[worker_pb2.IterationResult]:
-        steps: asyncio.Queue[worker_pb2.Step | None] = asyncio.Queue()
+        steps = self._inbox = asyncio.Queue()
         reader = asyncio.ensure_future(self._sort(request_iterator, steps))
         try:
             while (step := await steps.get()) is not None:
+                if step == "news":
+                    if self._arrived or self._handed:
+                        yield self._with_news(worker_pb2.IterationResult())
+                    continue
                 await self._note(step)
                 async for result in self._run(step):
-                    yield result
+                    yield self._with_news(result)
         finally:
             reader.cancel()
 
@@ -185,7 +210,7 @@ class FakeWorker(WorkerServicer):
     async def _sort(
         self,
         commands: AsyncIterator[worker_pb2.Command],
-        steps: asyncio.Queue[worker_pb2.Step | None],
+        steps: asyncio.Queue[worker_pb2.Step | Literal["news"] | None],
     ) -> None:
         async for command in commands:
             if command.HasField("step"):
@@ -193,6 +218,9 @@ class FakeWorker(WorkerServicer):
                 continue
             self._drops.update(command.drop.queries)
             self.dropped.extend(command.drop.queries)
+            self.forgotten.extend(command.drop.transfers)
+            for transfer in command.drop.transfers:
+                self._landed.pop(transfer, None)
             await self._tell()
         steps.put_nowait(None)
 
@@ -215,7 +243,11 @@ class FakeWorker(WorkerServicer):
         """One result an iteration; exactly one of them, if need be an empty one, is the last."""
         left = step.decode_iterations
         chunks = list(step.chunks)
-        if not chunks and not self._decoding():
+        self._join(step)
+        for each in step.hand_overs:
+            if not each.queries:
+                await self._hand_over(each, {})
+        if not chunks and not (left and self._decoding()):
             yield self._report(step, last=True)
             return
         while chunks or (left and self._decoding()):
@@ -228,6 +260,9 @@ class FakeWorker(WorkerServicer):
                 for chunk in chunks:
                     self._encode(chunk, result)
                 chunks = []
+                for each in step.hand_overs:
+                    going = {q: self._slots.pop(q) for q in each.queries if q in self._slots}
+                    await self._hand_over(each, going)
             else:
                 left -= 1
             if step.retain_ended and all(each.ended for each in self._slots.values()):
@@ -237,6 +272,51 @@ class FakeWorker(WorkerServicer):
             self.iterations += 1
             await self._tell()
             yield result
+
+    def _clear(self) -> None:
+        self._slots.clear()
+        self._landed.clear()
+        self._arrived.clear()
+        self._handed.clear()
+        self._withheld.clear()
+
+    def _with_news(self, result: worker_pb2.IterationResult) -> worker_pb2.IterationResult:
+        result.arrived.extend(self._arrived)
+        result.handed.extend(self._handed)
+        self._arrived, self._handed = [], []
+        return result
+
+    async def _hand_over(self, hand_over: worker_pb2.HandOver, slots: dict[int, _Slot]) -> None:
+        """What a push would do, at once: the slots land at the worker it is meant for, or not."""
+        if self.holds_kv and hand_over.queries:
+            self._withheld.append((hand_over, slots))
+            await self._tell()
+            return
+        target = _by_address.get(hand_over.address)
+        meant = (hand_over.incarnation, hand_over.epoch)
+        reason = self.refuse_kv or (self.lose_kv if hand_over.queries else "")
+        if target is None or meant != (target.incarnation, target.epoch):
+            reason = reason or "unavailable"
+        elif not reason and slots:
+            target._landed[hand_over.transfer] = slots
+            target._arrived.append(hand_over.transfer)
+            target._inbox.put_nowait("news")
+            await target._tell()
+        ended = worker_pb2.Handed(transfer=hand_over.transfer, reason=reason)
+        ended.problem = reason and f"toy: {reason}"
+        self._handed.append(ended)
+        self._inbox.put_nowait("news")
+        await self._tell()
+
+    def _join(self, step: worker_pb2.Step) -> None:
+        for join in step.joins:
+            slots = self._landed.pop(join.transfer)
+            for each in join.queries:
+                slot = self._slots[each.query] = slots[each.query]
+                assert slot.tokens[-1] == each.token, "joined with another token than was sampled"
+                assert slot.num_generated == each.num_generated
+                slot.in_decode = True
+                self.joined.append(each.query)
 
     async def _gate(self) -> None:
         async with self._moved:

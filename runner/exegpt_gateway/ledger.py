@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from exegpt_gateway.backlog import Query
 from exegpt_gateway.messages import shape_of
 from exegpt_gateway.metrics import Metrics
-from exegpt_gateway.pool import Pool, Query
 from exegpt_gateway.query import Finish, TokenEvent
 from exegpt_gateway.step_log import QueryRecord, StepLog
 from exegpt_wire import worker_pb2
@@ -21,6 +21,7 @@ RETRY_UNKNOWN_S = 5.0  # before two queries have ended
 
 # A query's token, why it is the last, and when it came; bare, for it is made while the worker waits.
 _Token = tuple[Query, int, Finish | None, float]
+_Iteration = tuple[worker_pb2.IterationResult, int]  # and its worker
 
 
 class Ledger:
@@ -29,14 +30,15 @@ class Ledger:
     def __init__(self, metrics: Metrics, step_log: StepLog | None) -> None:
         self.metrics = metrics
         self._log = step_log
-        self._outbox: list[_Token | worker_pb2.IterationResult] = []
-        self._num_iterations = 0
+        self._outbox: list[_Token | _Iteration] = []
+        self.num_iterations = 0
+        self._has_backlog = False  # queries waited when the latest step was sent
         self._ends_s: deque[float] = deque(maxlen=ENDS_REMEMBERED)
 
-    def submitted(self, query: Query, pool: Pool) -> None:
+    def submitted(self, query: Query, num_waiting: int) -> None:
         """Notes a new query."""
         self.metrics.input_tokens.observe(len(query.prompt))
-        self.metrics.waiting.set(len(pool.waiting))
+        self.metrics.waiting.set(num_waiting)
 
     def ended(self, outcome: str) -> None:
         """Counts a query that ended so."""
@@ -48,18 +50,19 @@ class Ledger:
         query.stream.times.finished_s = time.monotonic()
         self._end(query, "stop")
 
-    def pool(self, pool: Pool) -> None:
+    def pool(self, *, waiting: int, running: int, kv_used: int) -> None:
         """Shows how many queries wait and run, and the KV they hold."""
-        self.metrics.waiting.set(len(pool.waiting))
-        self.metrics.pool.set(pool.num_running)
-        self.metrics.kv_used.set(pool.kv_used)
+        self._has_backlog = waiting > 0
+        self.metrics.waiting.set(waiting)
+        self.metrics.pool.set(running)
+        self.metrics.kv_used.set(kv_used)
 
-    def arrived(self, result: worker_pb2.IterationResult) -> int:
+    def arrived(self, result: worker_pb2.IterationResult, worker: int) -> int:
         """The index of this result's iteration. A step that had nothing left to do brings a result without one."""
         if result.shape.tokens:
-            self._outbox.append(result)
-            self._num_iterations += 1
-        return self._num_iterations - 1
+            self._outbox.append((result, worker))
+            self.num_iterations += 1
+        return self.num_iterations - 1
 
     def token(self, query: Query, token: int, finish: Finish | None, received_s: float) -> None:
         """Keeps a token for its stream."""
@@ -69,10 +72,10 @@ class Ledger:
         """Tells everything kept so far."""
         kept, self._outbox = self._outbox, []
         for each in kept:
-            if isinstance(each, tuple):
-                self._hand_token(*each)
+            if len(each) == 2:
+                self._note_iteration(*each)
             else:
-                self._note_iteration(each)
+                self._hand_token(*each)
 
     def seconds_for(self, num_queries: float) -> float:
         """Seconds in which so many queries should end, at the present rate, and at least 1."""
@@ -121,9 +124,15 @@ class Ledger:
                 )
             )
 
-    def _note_iteration(self, result: worker_pb2.IterationResult) -> None:
-        self.metrics.iterated(shape_of(result.shape), result.clocks)
+    def _note_iteration(self, result: worker_pb2.IterationResult, worker: int) -> None:
+        self.metrics.iterated(
+            shape_of(result.shape),
+            result.clocks,
+            worker=worker,
+            is_last=result.last,
+            has_backlog=self._has_backlog,
+        )
         if result.evicted:
             self.metrics.evictions.inc(len(result.evicted))
         if self._log is not None:
-            self._log.iteration(result)
+            self._log.iteration(result, worker)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from exegpt_gateway.speed import MachineSpeed
+from exegpt_gateway.stage_times import Stage, StageTimes
 from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import (
     AnySchedule,
@@ -22,6 +23,7 @@ from exegpt_planner.schedule import (
     Prediction,
     RraSchedule,
     StaticSchedule,
+    WaaSchedule,
 )
 from exegpt_wire import worker_pb2
 
@@ -49,10 +51,12 @@ class Metrics:
         self.registry = registry
         self._promise: Promise | None = None
         self._within: deque[bool] = deque(maxlen=ANSWERS_REMEMBERED)
+        self._stages = StageTimes()
         self._lengths_and_queue(registry)
         self._batches_and_steps(registry)
         self._knobs(registry)
         self._answers(registry)
+        self._transfers(registry)
         if promise is not None:
             self._promise_gauges(registry)
             self._beside_table(registry)
@@ -69,8 +73,11 @@ class Metrics:
         self.predicted_queries_per_s.set(expected.queries_per_s)
         self.predicted_tokens_per_s.set(expected.tokens_per_s)
 
-    def in_force(self, schedule: AnySchedule) -> None:
+    def in_force(self, schedule: AnySchedule, revision: int = 1) -> None:
         """Shows the knobs of a schedule; those that it does not have are 0."""
+        self._stages.clear()
+        self.stage_variation.clear()
+        self.schedule_revision.set(revision)
         encode_batch = pool = interval = chunk_tokens = 0
         match schedule:
             case RraSchedule():
@@ -81,6 +88,8 @@ class Metrics:
                 encode_batch = pool = schedule.batch
             case OrcaSchedule():
                 encode_batch, pool, interval = 1, schedule.pool, 1
+            case WaaSchedule():
+                encode_batch, pool = schedule.encode_batch, schedule.pool
         self.schedule_encode_batch.set(encode_batch)
         self.schedule_decode_batch.set(pool)
         self.schedule_encode_interval.set(interval)
@@ -99,17 +108,32 @@ class Metrics:
         self._within.append(completion_s * ratio <= self._promise.bound_s)
         self.within_share.set(sum(self._within) / len(self._within))
 
-    def iterated(self, shape: StepShape, clocks: worker_pb2.Clocks) -> None:
-        """Notes an iteration of the worker: its batch, its time, and what the profile says of it."""
-        kind = "mixed" if shape.encode_chunks and shape.decode_queries else "decode"
+    def iterated(
+        self,
+        shape: StepShape,
+        clocks: worker_pb2.Clocks,
+        *,
+        worker: int = 0,
+        is_last: bool = True,
+        has_backlog: bool = False,
+    ) -> None:
+        """Notes an iteration of a worker: its batch, its time, and what the profile says of it."""
+        kind: Stage = "mixed" if shape.encode_chunks and shape.decode_queries else "decode"
         if shape.encode_chunks:
             self.encode_batch.observe(shape.encode_chunks)
             kind = kind if shape.decode_queries else "encode"
         if shape.decode_queries:
             self.decode_batch.observe(shape.decode_queries)
         self.iteration_s.labels(kind).observe(clocks.wall_s)
+        unslowed_s = self._beside_profile(shape, clocks)
+        self._stages.note(kind, unslowed_s, worker=worker, is_last=is_last, counts=has_backlog)
+        if (kind != "decode" or is_last) and (strays := self._stages.variation(kind)) is not None:
+            self.stage_variation.labels(kind).set(strays)
+
+    def _beside_profile(self, shape: StepShape, clocks: worker_pb2.Clocks) -> float:
+        """The iteration's time at the machine's speed while profiling; its wall time where that is not known."""
         if self._promise is None or not clocks.kernel_s:  # without a reading nothing is comparable
-            return
+            return clocks.wall_s
         table = self._promise.table
         slowdown = self._speed.slowdown(clocks.kernel_s)
         # As the profile was measured.
@@ -117,6 +141,16 @@ class Metrics:
         self.unslowed_s.inc(clock_s / slowdown)
         self.predicted_s.inc(table.step_s(shape))
         self.slowdown.set(slowdown)
+        return clock_s / slowdown
+
+    def handed(self, handed: worker_pb2.Handed) -> None:
+        """Notes how a hand-over of KV ended."""
+        if handed.reason:
+            self.kv_failures.labels(handed.reason).inc()
+            return
+        self.kv_bytes.inc(handed.num_bytes)
+        self.kv_transfer_s.observe(handed.seconds)
+        self.kv_exposed_s.observe(handed.exposed_s)
 
     def _lengths_and_queue(self, registry: CollectorRegistry) -> None:
         self.input_tokens = Histogram(
@@ -162,6 +196,12 @@ class Metrics:
             buckets=STEPS_S,
             registry=registry,
         )
+        self.stage_variation = Gauge(
+            "exegpt_stage_time_variation_ratio",
+            "Standard deviation over mean of the latest stages' times under a backlog, by kind: encode, decode, mixed",
+            ["kind"],
+            registry=registry,
+        )
         self.kv_used = Gauge("exegpt_kv_used_tokens", "KV tokens held", registry=registry)
         self.kv_capacity = Gauge(
             "exegpt_kv_capacity_tokens", "KV tokens the worker can hold", registry=registry
@@ -185,6 +225,32 @@ class Metrics:
         )
         self.schedule_chunk_tokens = Gauge(
             "exegpt_schedule_chunk_tokens", "C in force", registry=registry
+        )
+        self.schedule_revision = Gauge(
+            "exegpt_schedule_revision", "Schedules that have been in force", registry=registry
+        )
+
+    def _transfers(self, registry: CollectorRegistry) -> None:
+        self.kv_bytes = Counter(
+            "exegpt_kv_transfer_bytes", "KV handed from encoders to decoders", registry=registry
+        )
+        self.kv_transfer_s = Histogram(
+            "exegpt_kv_transfer_seconds",
+            "One hand-over, from its first byte to the receiver's acknowledgement",
+            buckets=STEPS_S,
+            registry=registry,
+        )
+        self.kv_exposed_s = Histogram(
+            "exegpt_kv_transfer_exposed_seconds",
+            "Of a hand-over, what came after the end of the encode",
+            buckets=STEPS_S,
+            registry=registry,
+        )
+        self.kv_failures = Counter(
+            "exegpt_kv_transfer_failures",
+            "Hand-overs that failed, their queries encoded again, by reason",
+            ["reason"],
+            registry=registry,
         )
 
     def _answers(self, registry: CollectorRegistry) -> None:

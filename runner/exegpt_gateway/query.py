@@ -7,7 +7,7 @@ Refuses by class: a full queue and a draining server are `Unavailable` (come bac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -109,3 +109,20 @@ class QueryStream:
     def push(self, event: TokenEvent | ExeGPTError) -> None:
         """Hands the reader a token, or the error that ends the stream (the conductor's side)."""
         self._events.put_nowait(event)
+
+
+def output_limit(prompt: Sequence[int], sampling: SamplingParams, context: int) -> int:
+    """The most output tokens of a query in a context of so many tokens; raises `PromptTooLong` where it never fits."""
+    left = context - len(prompt)
+    if not prompt:
+        raise PromptTooLong("the prompt is empty. Give at least one token.")
+    if left < 1:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens, and {context} fit with the output. Shorten it."
+        )
+    if sampling.max_tokens is not None and sampling.max_tokens > left:
+        raise PromptTooLong(
+            f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, but "
+            f"only {context} fit together. Ask for at most {left}."
+        )
+    return left if sampling.max_tokens is None else sampling.max_tokens

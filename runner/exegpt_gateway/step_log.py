@@ -27,7 +27,7 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationRecord:
-    """One iteration of the worker; its place in the log is its index."""
+    """One iteration of a worker; its place in the log is its index."""
 
     sequence: int  # of the step
     last: bool  # of the step
@@ -41,6 +41,7 @@ class IterationRecord:
     kv_tokens: int
     num_tokens: int  # output tokens sampled
     evicted: int
+    worker: int = 0  # its number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class StepLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def iteration(self, result: worker_pb2.IterationResult) -> None:
+    def iteration(self, result: worker_pb2.IterationResult, worker: int) -> None:
         """Notes an iteration."""
         clocks = result.clocks
         self._write(
@@ -103,6 +104,7 @@ class StepLog:
                 "kv_tokens": result.kv_tokens,
                 "num_tokens": len(result.tokens),
                 "evicted": len(result.evicted),
+                "worker": worker,
             },
         )
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from exegpt_gateway.backlog import Backlog, Query
 from exegpt_gateway.policies import ChunkPlan, WaitingQuery
-from exegpt_gateway.pool import Pool, Query
+from exegpt_gateway.pool import Pool
 from exegpt_gateway.query import QueryStream, QueryTimes, SamplingParams
 
 
@@ -21,10 +22,10 @@ def chunk(number: int, tokens: int, *, is_last: bool = True) -> ChunkPlan:
 
 def pool_of(*numbers: int) -> Pool:
     """A pool in which these are in decode, one token sampled."""
-    pool = Pool(kv_capacity=64 * 64)
+    pool = Pool(kv_capacity=64 * 64, backlog=Backlog())
     chunks = [chunk(number, 100) for number in numbers]
     for number in numbers:
-        pool.wait(query(number))
+        pool.backlog.wait(query(number))
     pool.begin(chunks)
     for each in chunks:
         pool.encoded(each)
@@ -35,7 +36,7 @@ def pool_of(*numbers: int) -> Pool:
 
 def test_an_evicted_query_waits_in_its_old_place_with_its_output_to_encode() -> None:
     pool = pool_of(1, 2, 3)
-    pool.wait(query(4))
+    pool.backlog.wait(query(4))
     pool.evict(3)
     pool.evict(2)
     assert pool.view(9).waiting == (
@@ -46,34 +47,20 @@ def test_an_evicted_query_waits_in_its_old_place_with_its_output_to_encode() -> 
     assert list(pool.active) == [1]
 
 
-def test_a_lost_worker_sends_everyone_back_in_order() -> None:
-    pool = pool_of(1, 2)
-    pool.wait(query(3))
-    pool.wait(query(4))
-    pool.begin([chunk(3, 60, is_last=False)])
-    pool.encoded(chunk(3, 60, is_last=False))
-
-    assert {each.id for each in pool.lose_worker()} == {1, 2, 3}
-    assert [each.id for each in pool.waiting] == [1, 2, 3, 4]
-    assert [each.losses for each in pool.waiting] == [1, 1, 1, 0]
-    assert pool.kv_used == 0
-    assert pool.num_running == 0
-
-
 def test_removing_a_query_frees_the_extents_that_it_holds() -> None:
     pool = pool_of(1, 2)
-    pool.wait(query(3))
-    pool.wait(query(4))
+    pool.backlog.wait(query(3))
+    pool.backlog.wait(query(4))
     pool.begin([chunk(3, 60, is_last=False)])
     pool.encoded(chunk(3, 60, is_last=False))
     pool.kv_used += 64
 
-    assert pool.remove(1)[1]
+    assert pool.remove(1) is not None
     assert pool.kv_used == 128 + 64
-    assert pool.remove(3)[1]
+    assert pool.remove(3) is not None
     assert pool.kv_used == 128
-    assert not pool.remove(4)[1]
-    assert pool.remove(99) == (None, False)
+    assert pool.remove(4) is None, "it waits, and holds nothing"
+    assert pool.remove(99) is None
     assert pool.kv_used == 128
     assert len(pool) == 1
 

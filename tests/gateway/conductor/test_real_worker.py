@@ -86,7 +86,7 @@ async def run(
         model_path=str(model), dtype="float64", kv_tokens=kv_tokens
     )
     conductor = Conductor(
-        WorkerLink(process.address, configure),
+        [WorkerLink(process.address, configure)],
         schedule=schedule,
         kv_tokens=kv_tokens,
         context=512,

@@ -155,7 +155,7 @@ async def test_a_worker_that_refuses_ends_the_conductor_with_its_reason(
 async def test_another_protocol_is_refused(make_worker: MakeWorker, serve: Serve) -> None:
     worker = await make_worker()
     worker.protocol = 99
-    with pytest.raises(WorkerRefused, match="speaks protocol 99, this gateway 1"):
+    with pytest.raises(WorkerRefused, match="speaks protocol 99, this gateway 2"):
         await serve(build_conductor(worker, RRA))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from conductors import MakeWorker
-from exegpt_gateway.worker_link import Patience, WorkerHung, WorkerLink, WorkerLost
+from exegpt_gateway.worker_link import Patience, TakenOver, WorkerHung, WorkerLink, WorkerLost
 from exegpt_wire import PROTOCOL, worker_pb2
 
 CONFIGURE = worker_pb2.ConfigureRequest(model_path="/models/toy", dtype="float32", kv_tokens=640)
@@ -25,7 +25,7 @@ async def test_configure_names_the_worker_as_its_own_peer_under_a_new_epoch(
 ) -> None:
     worker = await make_worker()
     worker.epoch = 41
-    link = WorkerLink(worker.address, CONFIGURE)
+    link = WorkerLink(worker.address, CONFIGURE, now_ns=lambda: 7)
     reply = await link.connect()
     await link.connect()
     await link.close()
@@ -78,3 +78,47 @@ async def test_patience_grows_with_the_work_that_was_sent(make_worker: MakeWorke
     with pytest.raises(WorkerHung, match=r"no result for 0\.04 s"):
         await link.receive(3)
     await link.close()
+
+
+async def test_the_first_epoch_is_when_the_conductor_was_made(make_worker: MakeWorker) -> None:
+    worker = await make_worker()
+    link = WorkerLink(worker.address, CONFIGURE, now_ns=lambda: 1000)
+    await link.connect()
+    await worker.restart()
+    await link.connect()
+    await link.close()
+    assert [each.epoch for each in worker.configured] == [1000, 1001]
+
+
+@pytest.mark.parametrize("has_restarted", [False, True])
+async def test_a_worker_that_a_newer_conductor_configured_is_left_alone(
+    make_worker: MakeWorker, has_restarted: bool
+) -> None:
+    worker = await make_worker()
+    older, newer = (WorkerLink(worker.address, CONFIGURE, now_ns=lambda at=at: at) for at in (5, 9))  # type: ignore[misc]  # mypy knows no type of `at`
+    await older.connect()
+    if has_restarted:
+        await worker.restart()
+    await newer.connect()
+    with pytest.raises(TakenOver, match=r"taken over the worker at .*: it has epoch 9, ours is 5"):
+        await older.connect()
+    await newer.connect()
+    assert [each.epoch for each in worker.configured] == [5, 9, 10]
+    await newer.close()
+
+
+async def test_the_newest_takes_a_restarted_worker_back_from_an_older_conductor(
+    make_worker: MakeWorker,
+) -> None:
+    worker = await make_worker()
+    older, newer = (WorkerLink(worker.address, CONFIGURE, now_ns=lambda at=at: at) for at in (5, 9))  # type: ignore[misc]  # mypy knows no type of `at`
+    await older.connect()
+    await newer.connect()
+    for _ in range(2):
+        await worker.restart()
+        worker.epoch = 6  # as if the older one had been there first
+        await newer.connect()
+    assert [each.epoch for each in worker.configured] == [5, 9, 10, 11]
+    with pytest.raises(TakenOver):
+        await older.connect()
+    await newer.close()
