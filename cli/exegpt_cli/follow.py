@@ -54,6 +54,7 @@ def replanned(
         bound=wanted.bound,
         memory=_held(ready, wanted),
         strategies=wanted.strategies,
+        workers=wanted.num_workers,
     )
     return replace(ready, wanted=wanted, plan=plan)
 

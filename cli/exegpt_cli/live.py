@@ -20,6 +20,8 @@ COUNTERS = (
     "exegpt_normalised_latency_seconds_sum",
     "exegpt_normalised_latency_seconds_count",
 )
+STAGES = ("encode", "decode", "mixed")
+VARIATION = "exegpt_stage_time_variation_ratio"
 SLOWDOWN = "exegpt_machine_slowdown_ratio"
 
 
@@ -66,7 +68,13 @@ class Window:
         share = self._registry.get_sample_value("exegpt_within_bound_ratio")
         if share is not None and normalised:
             parts.append(f"{share:.1%} within {plan.bound.seconds:g} s")
+        strays = [(kind, self._strays(kind)) for kind in STAGES]
+        if known := [f"{kind} ± {value:.1%}" for kind, value in strays if value is not None]:
+            parts.append(f"stage times {', '.join(known)}")
         slowdown = self._registry.get_sample_value(SLOWDOWN)
         if slowdown:
             parts.append(f"machine at {1 / slowdown:.2f} of its speed while profiling")
         return f"last {seconds:.0f} s: " + ", ".join(parts)
+
+    def _strays(self, kind: str) -> float | None:
+        return self._registry.get_sample_value(VARIATION, {"kind": kind})

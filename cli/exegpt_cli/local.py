@@ -1,4 +1,4 @@
-"""From what a manifest asks for to a plan on this machine, and the worker that carries it out.
+"""From what a manifest asks for to a plan on this machine, and the workers that carry it out.
 
 How large a profile must be depends on the plan, and the plan on the profile: sizes start at FIRST_QUERIES and grow
 until the best schedule lies well inside. Weights and KV may take MEMORY_SHARE of the memory available now, less
@@ -10,18 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 
 from exegpt_cli.cache import Cache
 from exegpt_cli.output import progress, say
-from exegpt_cli.placement import Placement, leave_to_worker, this_machine
-from exegpt_cli.profiling import BUDGET_S, WAITING, ProfileTarget, cached_table, forget, local_key
+from exegpt_cli.placement import leave_to_workers, this_machine
+from exegpt_cli.profiling import (
+    BUDGET_S,
+    WAITING,
+    ProfiledWorkers,
+    ProfileTarget,
+    cached_table,
+    forget,
+    local_key,
+)
 from exegpt_cli.profiling import profile as measure
 from exegpt_cli.simulated import Simulated
-from exegpt_cli.supervisor import Supervisor, worker_command
 from exegpt_cli.wanted import Wanted
+from exegpt_cli.workers import Workers
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
@@ -43,18 +51,17 @@ GRAIN_BYTES = 256 << 20  # so that the budget, and the plan, do not change with 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A plan, the step times it rests on, and the running worker that will carry it out."""
+    """A plan, the step times it rests on, and the running workers that will carry it out."""
 
     wanted: Wanted
     table: ProfileTable
     plan: Plan
-    supervisor: Supervisor
-    placement: Placement
+    workers: Workers
 
 
 @contextmanager
 def preparing(wanted: Wanted, cache: Cache) -> Iterator[Ready]:
-    """A plan and its worker, which ends with the block."""
+    """A plan and its workers, which end with the block."""
     profiler = Profiler(wanted, cache)
     try:
         profiler.start()  # torch loads while the plan is made
@@ -63,8 +70,7 @@ def preparing(wanted: Wanted, cache: Cache) -> Iterator[Ready]:
             wanted=wanted,
             table=table,
             plan=plan,
-            supervisor=profiler.start(),
-            placement=profiler.placement,
+            workers=profiler.start(),
         )
     finally:
         profiler.stop()
@@ -86,27 +92,34 @@ class Profiler:
 
     wanted: Wanted
     cache: Cache
-    placement: Placement = field(default_factory=this_machine)
-    _supervisor: Supervisor | None = None
+    _workers: Workers | None = None
     _has_measured: bool = False
 
-    def start(self) -> Supervisor:
-        """The worker, started if it is not; from then on this thread leaves its cores alone."""
-        if self._supervisor is None:
-            self._supervisor = Supervisor(worker_command(self.placement)).start()
-            leave_to_worker(self.placement)
-        return self._supervisor
+    def start(self) -> Workers:
+        """The workers, started if they are not; from then on this thread leaves their cores alone."""
+        if self._workers is None:
+            placement = this_machine(self.wanted.num_workers)
+            self._workers = Workers(placement).start()
+            leave_to_workers(placement)
+        return self._workers
 
     def stop(self) -> None:
-        """End the worker, if there is one."""
-        if self._supervisor is not None:
-            self._supervisor.stop()
+        """End the workers, if there are any."""
+        if self._workers is not None:
+            self._workers.stop()
 
     @property
     def key(self) -> ProfileKey:
         """What the step times are filed under."""
+        num_workers = self.wanted.num_workers
+        threads = (
+            self._workers.placement.threads
+            if self._workers
+            is not None  # this thread has left their cores, and would count too few
+            else this_machine(num_workers).threads
+        )
         dtype = self.wanted.deployment.spec.model.dtype
-        return local_key(self.wanted.model, dtype, self.placement.threads)
+        return local_key(self.wanted.model, dtype, threads, num_workers)
 
     def forget(self) -> None:
         """Removes the profile on file, so that the next table is measured anew."""
@@ -119,19 +132,29 @@ class Profiler:
         found = cached_table(key, coverage, self.cache)
         if found is not None:
             return found
-        supervisor = self.start()
-        with progress("Starting the worker"):
-            supervisor.described()  # one that cannot start says why
+        workers = self.start()
+        with progress("Starting the workers" if key.workers > 1 else "Starting the worker"):
+            workers.described()  # one that cannot start says why
         target = ProfileTarget(
             model_dir=self.wanted.folder, spec=self.wanted.model, dtype=spec.dtype
         )
-        title = f"Profiling {spec.served_name} on {key.device}, {key.threads} thread(s)"
+        title = f"Profiling {spec.served_name} on {_devices(key)}"
         budget_s = GROWTH_BUDGET_S if self._has_measured else BUDGET_S
         self._has_measured = True
         with progress(title) as report:
             return measure(
-                target, supervisor.address, coverage, self.cache, report, budget_s=budget_s
+                target,
+                ProfiledWorkers(addresses=workers.addresses, token=workers.token),
+                coverage,
+                self.cache,
+                report,
+                budget_s=budget_s,
             )
+
+
+def _devices(key: ProfileKey) -> str:
+    each = f"{key.device}, {key.threads} thread(s)"
+    return each if key.workers == 1 else f"{key.workers} workers of {each} each"
 
 
 def coverage_for(workload: Workload, model_context: int, queries: int = FIRST_QUERIES) -> Coverage:
@@ -156,7 +179,7 @@ def plan_on_profile(
     wanted: Wanted, table_of: Callable[[Coverage], ProfileTable]
 ) -> tuple[ProfileTable, Plan]:
     """The best schedule, on a profile that reaches well beyond it."""
-    budget = memory_budget()
+    budget = memory_budget(wanted.num_workers)
     for growth in GROWTHS:
         queries = FIRST_QUERIES * growth
         table = table_of(coverage_for(wanted.workload, wanted.model.context, queries))
@@ -180,11 +203,12 @@ def _plan(wanted: Wanted, table: ProfileTable, budget: MemoryBudget) -> Plan:
             bound=wanted.bound,
             memory=budget,
             strategies=wanted.strategies,
+            workers=wanted.num_workers,
         )
 
 
-def memory_budget() -> MemoryBudget:
-    """What weights and KV may take of the memory that is available now."""
+def memory_budget(num_workers: int = 1) -> MemoryBudget:
+    """What weights and KV of one of the workers may take of the memory that is available now."""
     available = min(psutil.virtual_memory().available, identity.memory_bytes())
-    share = int(available * MEMORY_SHARE) // GRAIN_BYTES * GRAIN_BYTES
+    share = int(available * MEMORY_SHARE / num_workers) // GRAIN_BYTES * GRAIN_BYTES
     return MemoryBudget(device_bytes=share, reserve_bytes=RESERVE_BYTES)

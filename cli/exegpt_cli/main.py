@@ -14,6 +14,7 @@ import typer
 from exegpt_cli.bench.options import BenchOptions
 from exegpt_cli.options import File, OptionalFile, Output, ServeOptions, Strategy, unfolded
 from exegpt_cli.output import Format, fail
+from exegpt_cli.update_options import UpdateOptions
 from exegpt_planner.errors import ExeGPTError
 
 app = typer.Typer(
@@ -111,6 +112,28 @@ def serve(options: ServeOptions) -> None:
     from exegpt_cli.serve import run_serve
 
     run_serve(options)
+
+
+@app.command()
+@unfolded
+def update(options: UpdateOptions, *, output: Output = Format.TEXT) -> None:
+    """Change the schedule of a running server: in force at each worker's next step, nothing pauses.
+
+    Give a plan, or knobs of the schedule in force. The server must have been started with --control.
+
+        exegpt serve -f examples/laptop.yaml --control unix:///tmp/exegpt.sock
+
+        exegpt update --control unix:///tmp/exegpt.sock --n-d 13
+
+        exegpt update --control unix:///tmp/exegpt.sock --strategy CRA --b-d 24 --c 128 -o json
+
+        exegpt plan -f examples/laptop.yaml --strategy RRA -o json > plan.json
+
+        exegpt update --control unix:///tmp/exegpt.sock --plan plan.json
+    """
+    from exegpt_cli.update import run_update
+
+    run_update(options, output=output)
 
 
 @app.command()

@@ -29,7 +29,9 @@ Output = Annotated[
 ]
 Strategy = Annotated[
     str | None,
-    typer.Option(help="Force one strategy: RRA or CRA. Default: those of the manifest."),
+    typer.Option(
+        help="Force one strategy: RRA, WAA (two devices or more) or CRA. Default: those of the manifest."
+    ),
 ]
 
 
@@ -54,6 +56,18 @@ class ServeOptions:
     ] = 60.0
     step_log: Annotated[
         Path | None, typer.Option(help="Write every iteration's clocks and shape to this file.")
+    ] = None
+    control: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let `exegpt update` change the schedule from here: unix:///path, yours alone, or host:port "
+            "with --control-token. Default: nobody can.",
+        ),
+    ] = None
+    control_token: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Holds the token that calls to --control must carry."),
     ] = None
     # Tell a parent process there, and end when it ends.
     announce_fd: Annotated[int | None, typer.Option(hidden=True)] = None

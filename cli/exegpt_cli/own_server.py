@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from exegpt_cli.lifetime import open_many_files
-from exegpt_cli.placement import leave_to_worker, this_machine
+from exegpt_cli.placement import leave_to_workers, this_machine
 from exegpt_planner.plan import Plan
 from exegpt_planner.strict import StrictModel, parse
 
@@ -80,7 +80,7 @@ class OwnServer:
         except BaseException:
             self._end_at_once()
             raise
-        leave_to_worker(self._placement)
+        leave_to_workers(self._placement)
         open_many_files()
         os.nice(NICENESS)
         return parse(Announcement, json.loads(line), source="exegpt serve")

@@ -9,28 +9,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a worker computes, and where everything else runs."""
+    """Where workers compute, and where everything else runs."""
 
-    worker_cores: tuple[int, ...]
+    worker_cores: tuple[tuple[int, ...], ...]  # of each worker
     other_cores: tuple[int, ...]
 
     @property
-    def threads(self) -> int:
-        """Compute threads of the worker, one a core."""
+    def num_workers(self) -> int:
+        """How many workers there are."""
         return len(self.worker_cores)
 
+    @property
+    def threads(self) -> int:
+        """Compute threads of a worker, one a core, the same for all: they run the same plan."""
+        return len(self.worker_cores[0])
 
-def place(cores: Sequence[int]) -> Placement:
-    """The worker gets all cores but the first, which is for the rest; a single core is shared."""
+    def yields(self, worker: int) -> bool:
+        """Whether a worker shares a core with the gateway, and must let it go first: all others wait for that."""
+        return bool(set(self.worker_cores[worker]) & set(self.other_cores))
+
+
+def place(cores: Sequence[int], num_workers: int = 1) -> Placement:
+    """Equal shares of all cores but the first, which is for the rest; where they are too few, of all of them.
+
+    Then the first worker shares with the rest: in WAA an encoder, for whom it is not each token that waits.
+    """
     ordered = tuple(sorted(cores))
-    return Placement(worker_cores=ordered[1:] or ordered, other_cores=ordered[:1])
+    free = ordered[1:] if len(ordered) > num_workers else ordered
+    share = max(1, len(free) // num_workers)
+    return Placement(
+        worker_cores=tuple(
+            tuple(free[(worker * share + i) % len(free)] for i in range(share))
+            for worker in range(num_workers)
+        ),
+        other_cores=ordered[:1],
+    )
 
 
-def this_machine() -> Placement:
+def this_machine(num_workers: int = 1) -> Placement:
     """The placement on the cores that this process may use."""
-    return place(sorted(os.sched_getaffinity(0)))
+    return place(sorted(os.sched_getaffinity(0)), num_workers)
 
 
-def leave_to_worker(placement: Placement) -> None:
-    """Keep the calling thread, and those it starts from now on, off the worker's cores."""
+def leave_to_workers(placement: Placement) -> None:
+    """Keep the calling thread, and those it starts from now on, off the workers' cores."""
     os.sched_setaffinity(0, placement.other_cores)

@@ -13,9 +13,11 @@ from grpc import aio
 from exegpt_planner.errors import ExeGPTError, InvalidSpec, Unavailable
 from exegpt_planner.profile_design import Coverage, DesignedStep
 from exegpt_wire import GRPC_OPTIONS, PROTOCOL, message_of, worker_pb2
+from exegpt_wire.token import bearer
 from exegpt_wire.worker_pb2_grpc import WorkerStub
 
 if TYPE_CHECKING:
+    Run = aio.StreamStreamCall[worker_pb2.Command, worker_pb2.IterationResult]
     from exegpt_wire.worker_pb2_grpc import WorkerAsyncStub  # the stubs' own type for grpc.aio
 
 START_S = 120.0  # a worker loads torch first, slowly from a cold disk
@@ -25,32 +27,40 @@ GRANULE_TOKENS = 64  # an extent's rounding in the worker's KV arena, for each q
 class ProfileClient:
     """One worker, for the time of a profile."""
 
-    def __init__(self, stub: WorkerAsyncStub, address: str) -> None:
+    def __init__(self, stub: WorkerAsyncStub, address: str, token: str | None = None) -> None:
         self._stub = stub
+        self._metadata = bearer(token)
         self.address = address
+        self.incarnation = 0
+        self.epoch = 0  # of what this client has configured
 
     async def describe(self) -> worker_pb2.DescribeReply:
         """What the worker is; waits for one that is starting."""
         request = worker_pb2.DescribeRequest()
         try:
-            return await self._stub.Describe(request, wait_for_ready=True, timeout=START_S)
+            reply = await self._stub.Describe(
+                request, wait_for_ready=True, timeout=START_S, metadata=self._metadata
+            )
         except aio.AioRpcError as error:
             raise self._explain(error) from None
+        self.incarnation, self.epoch = reply.incarnation, reply.epoch
+        return reply
 
     async def configure(
-        self, model_dir: Path, dtype: str, coverage: Coverage, epoch: int
+        self, model_dir: Path, dtype: str, coverage: Coverage
     ) -> worker_pb2.ConfigureRequest:
         """Loads the model with a KV arena for the largest steps of `coverage`; returns what was asked for."""
+        self.epoch += 1
         queries = coverage.decode_queries + coverage.encode_chunks + 1
         request = worker_pb2.ConfigureRequest(
             protocol=PROTOCOL,
-            epoch=epoch,
+            epoch=self.epoch,
             model_path=str(model_dir.resolve()),
             dtype=dtype,
             kv_tokens=coverage.kv_tokens + queries * GRANULE_TOKENS,
         )
         try:
-            await self._stub.Configure(request)
+            await self._stub.Configure(request, metadata=self._metadata)
         except aio.AioRpcError as error:
             raise self._explain(error) from None
         return request
@@ -63,9 +73,14 @@ class ProfileClient:
             shapes=[_shape(step) for step in steps], warm_up=warm_up, seed=seed
         )
         try:
-            return [measurement async for measurement in self._stub.Measure(request)]
+            measured = self._stub.Measure(request, metadata=self._metadata)
+            return [measurement async for measurement in measured]
         except aio.AioRpcError as error:
             raise self._explain(error) from None
+
+    def run(self) -> Run:
+        """A stream of steps."""
+        return self._stub.Run(metadata=self._metadata)
 
     def _explain(self, error: aio.AioRpcError) -> ExeGPTError:
         text = message_of(error.details())
@@ -82,10 +97,10 @@ class ProfileClient:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[ProfileClient]:
+async def connected(address: str, token: str | None = None) -> AsyncIterator[ProfileClient]:
     """A client of the worker at `address`."""
     async with aio.insecure_channel(address, options=list(GRPC_OPTIONS)) as channel:
-        yield ProfileClient(WorkerStub(channel), address)
+        yield ProfileClient(WorkerStub(channel), address, token)
 
 
 def _shape(step: DesignedStep) -> worker_pb2.MeasuredShape:

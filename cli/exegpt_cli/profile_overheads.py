@@ -37,11 +37,14 @@ class Overheads:
 
 
 async def overheads(
-    address: str, configure: worker_pb2.ConfigureRequest, num_queries: int
+    address: str,
+    configure: worker_pb2.ConfigureRequest,
+    num_queries: int,
+    token: str | None = None,
 ) -> Overheads:
     """Measured on steps of one decode iteration each, alone and with `num_queries` in the pool."""
-    alone = await _turns(address, configure, 1)
-    crowd = await _turns(address, configure, num_queries) if num_queries > 1 else alone
+    alone = await _turns(address, configure, 1, token)
+    crowd = await _turns(address, configure, num_queries, token) if num_queries > 1 else alone
     step_s, crowd_s = (_median([each.between_s for each in turns]) for turns in (alone, crowd))
     return Overheads(
         step_s=step_s,
@@ -51,14 +54,17 @@ async def overheads(
 
 
 async def _turns(
-    address: str, configure: worker_pb2.ConfigureRequest, num_queries: int
+    address: str,
+    configure: worker_pb2.ConfigureRequest,
+    num_queries: int,
+    token: str | None,
 ) -> list[IterationRecord]:
     """Iterations of a pool of that size, which CRA runs one a message."""
     with tempfile.TemporaryDirectory(prefix="exegpt-") as folder:
         path = Path(folder) / "steps.jsonl"
         with StepLog(path) as log:
             conductor = Conductor(
-                WorkerLink(address, configure),
+                [WorkerLink(address, configure, token=token)],
                 schedule=CraSchedule(pool=num_queries, chunk_tokens=num_queries * len(_PROMPT)),
                 kv_tokens=configure.kv_tokens,
                 context=configure.kv_tokens,

@@ -12,31 +12,30 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from exegpt_cli.cache import Cache, writing
+from exegpt_cli.profile_assembly import table_from
 from exegpt_cli.profile_client import ProfileClient, connected
-from exegpt_cli.profile_overheads import Overheads, overheads
+from exegpt_cli.profile_companions import BESIDE, busy, kind_of, usual
+from exegpt_cli.profile_hand_over import hand_over_curves
+from exegpt_cli.profile_overheads import overheads
 from exegpt_cli.profile_samples import (
     MeasuredStep,
     clock,
     merge,
     read_steps,
     record,
-    samples,
     spread,
     timings,
-    typical_kernel_s,
 )
 from exegpt_planner.errors import InvalidSpec, Unavailable
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_design import Coverage, DesignedStep, design
-from exegpt_planner.profile_fit import error_p95, fit
-from exegpt_planner.profile_table import Curve, ProfileKey, ProfileTable, StepShape
+from exegpt_planner.profile_table import ProfileKey, ProfileTable, StepShape
 from exegpt_planner.strict import M, StrictModel, read_json
 from exegpt_wire import worker_pb2
 
@@ -65,6 +64,14 @@ class ProfileTarget:
     dtype: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledWorkers:
+    """Where the workers are that will serve, and the token they ask for."""
+
+    addresses: Sequence[str]
+    token: str | None = None
+
+
 class _Covered(StrictModel):
     """What a key's steps cover."""
 
@@ -91,8 +98,8 @@ class _Place:
         return self.folder / "coverage.json"
 
 
-def local_key(spec: ModelSpec, dtype: str, threads: int) -> ProfileKey:
-    """The key that a worker of this machine will have, without starting one."""
+def local_key(spec: ModelSpec, dtype: str, threads: int, workers: int = 1) -> ProfileKey:
+    """The key that a worker of this machine will have, beside others, without starting one."""
     from exegpt_runner import identity
 
     return ProfileKey(
@@ -101,6 +108,7 @@ def local_key(spec: ModelSpec, dtype: str, threads: int) -> ProfileKey:
         dtype=dtype,
         threads=threads,
         versions=identity.versions(),
+        workers=workers,
     )
 
 
@@ -137,26 +145,35 @@ def forget(key: ProfileKey, cache: Cache, *, waiting: Callable[[], None]) -> Non
 
 def profile(
     target: ProfileTarget,
-    worker_address: str,
+    workers: ProfiledWorkers,
     coverage: Coverage,
     cache: Cache,
     progress: Progress = lambda done, total, what: None,  # noqa: ARG005 (the callback's signature)
     *,
     budget_s: float = BUDGET_S,
 ) -> ProfileTable:
-    """The table that covers `coverage`; measures only what the cache lacks, for `budget_s` or a little longer."""
-    return asyncio.run(_profile(target, worker_address, coverage, cache, progress, budget_s))
+    """The table that covers `coverage`; measures only what the cache lacks, for `budget_s` or a little longer.
+
+    The last worker is measured, the others keep busy as they will in serving.
+    """
+    return asyncio.run(_profile(target, workers, coverage, cache, progress, budget_s))
 
 
 async def _profile(
     target: ProfileTarget,
-    address: str,
+    workers: ProfiledWorkers,
     coverage: Coverage,
     cache: Cache,
     progress: Progress,
     budget_s: float,
 ) -> ProfileTable:
-    async with connected(address) as client:
+    async with AsyncExitStack() as stack:
+        *companions, client = [
+            await stack.enter_async_context(connected(address, workers.token))
+            for address in workers.addresses
+        ]
+        for each in companions:
+            await each.describe()
         worker = await client.describe()
         key = ProfileKey(
             model_fingerprint=target.spec.fingerprint,
@@ -164,6 +181,7 @@ async def _profile(
             dtype=target.dtype,
             threads=worker.threads,
             versions=dict(worker.versions),
+            workers=len(workers.addresses),
         )
         place = _place(key, cache)
         with cache.locked(place.table, waiting=lambda: progress(0, 0, WAITING)):
@@ -171,8 +189,8 @@ async def _profile(
             if table is not None:
                 return table
             covered = _covered(place, coverage)
-            run = _Run(client, cache, place, key, progress, budget_s)
-            return await run.measure(target, covered, worker.epoch + 1)
+            run = _Run(client, companions, cache, place, key, progress, workers.token, budget_s)
+            return await run.measure(target, covered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +198,34 @@ class _Run:
     """One measuring of one key."""
 
     client: ProfileClient
+    companions: Sequence[ProfileClient]
     cache: Cache
     place: _Place
     key: ProfileKey
     progress: Progress
+    token: str | None
     budget_s: float
 
-    async def measure(self, target: ProfileTarget, covered: _Covered, epoch: int) -> ProfileTable:
+    async def measure(self, target: ProfileTarget, covered: _Covered) -> ProfileTable:
         """Measures the steps that are missing and writes the table."""
         self.progress(0, NUM_STEPS, "loading the model")
         coverage = covered.coverage
         _keep(self.cache, self.place.covered, covered)
-        served = await self.client.configure(target.model_dir, target.dtype, coverage, epoch)
+        for each in self.companions:
+            await each.configure(target.model_dir, target.dtype, coverage)
+        served = await self.client.configure(target.model_dir, target.dtype, coverage)
         steps = await self._measure_steps(covered)
+        curves = None
+        if self.companions:
+            self.progress(NUM_STEPS, NUM_STEPS, "timing hand-overs")
+            curves = await hand_over_curves(self.companions[0], self.client, coverage.encode_tokens)
         self.progress(NUM_STEPS, NUM_STEPS, "timing messages")
-        beside = await overheads(self.client.address, served, min(32, coverage.decode_queries))
-        table = _table(self.key, target.spec.num_layers, steps, coverage.largest, beside)
+        crowd = min(32, coverage.decode_queries)
+        encodes = usual(design(coverage, seed=_SEED, num_steps=NUM_STEPS), "encode")
+        async with busy(self.companions, encodes):
+            beside = await overheads(self.client.address, served, crowd, self.token)
+        table = table_from(self.key, target.spec.num_layers, steps, coverage.largest, beside)
+        table = table.model_copy(update={"hand_over": curves})
         keep_table(table, self.cache)
         finished = (*covered.finished, coverage)
         covered = covered.model_copy(update={"finished": finished})
@@ -233,11 +263,24 @@ class _Run:
                 what = f"timing steps, sweep {sweep + 1}" if sweep else "timing steps"
                 self.progress(done, len(designed), what)
                 batch, again = again[:BATCH], again[BATCH:]
-                found = await self._measure_batch(batch, name, sweep)
-                record(self.cache, self.place.steps, found)
-                merge(measured, found)
+                for part, companion_steps in self._parts(batch, designed):
+                    async with busy(self.companions, companion_steps):
+                        found = await self._measure_batch(part, name, sweep)
+                    record(self.cache, self.place.steps, found)
+                    merge(measured, found)
             designed = [step for step in designed if (name, step.id) in measured]
         return list(measured.values())
+
+    def _parts(
+        self, batch: Sequence[DesignedStep], designed: Sequence[DesignedStep]
+    ) -> Iterator[tuple[Sequence[DesignedStep], Sequence[DesignedStep]]]:
+        """The batch by kind, each with what the companions do beside it; whole where there are none."""
+        if not self.companions:
+            yield batch, ()
+            return
+        for kind, beside in BESIDE.items():
+            if part := [step for step in batch if kind_of(step) == kind]:
+                yield part, usual(designed, beside)
 
     async def _measure_batch(
         self, batch: Sequence[DesignedStep], name: str, sweep: int
@@ -271,48 +314,6 @@ def _needs(num_timings: int, step: MeasuredStep | None, threads: int) -> bool:
     if step.held_out or num_timings <= TIMINGS:
         return True
     return num_timings <= MOST_TIMINGS and spread(step.timings, threads=threads) > OUTLIER
-
-
-def _table(
-    key: ProfileKey,
-    num_layers: int,
-    steps: Sequence[MeasuredStep],
-    largest: StepShape,
-    beside: Overheads,
-) -> ProfileTable:
-    """The fitted table with its error on the held-out steps."""
-    used = samples(steps, threads=key.threads)
-    fitted = fit(used, num_layers=num_layers, largest=largest)
-    spreads = [spread(s.timings, threads=key.threads) for s in steps if len(s.timings) > 1]
-    table = ProfileTable(
-        source="measured",
-        key=key,
-        num_layers=num_layers,
-        layer=fitted.layer,
-        outside=fitted.outside,
-        step_overhead_s=fitted.step_overhead_s,
-        dispatch_s=beside.dispatch_s,
-        error_p95=0.0,
-        kernel_s=typical_kernel_s(steps),
-        num_samples=len(used),
-        spread=float(np.median(spreads)) if spreads else 0.0,
-    )
-    held_out = [sample for sample in used if sample.held_out]
-    predicted_s = [table.step_s(sample.shape) for sample in held_out]
-    return table.model_copy(
-        update={
-            "error_p95": error_p95(predicted_s, held_out),
-            "outside": fitted.outside.model_copy(
-                update={"sampled": _steeper(fitted.outside.sampled, beside.sampled_s)}
-            ),
-            "step_overhead_s": fitted.step_overhead_s + beside.step_s,
-        }
-    )
-
-
-def _steeper(curve: Curve, slope_s: float) -> Curve:
-    seconds = tuple(value + slope_s * x for x, value in zip(curve.x, curve.seconds, strict=True))
-    return Curve(x=curve.x, seconds=seconds)
 
 
 def _covered(place: _Place, needed: Coverage) -> _Covered:

@@ -1,8 +1,8 @@
-"""`exegpt serve`: worker and gateway on this machine, from the plan to the last stream.
+"""`exegpt serve`: workers and gateway on this machine, from the plan to the last stream.
 
-The gateway runs in this process, on the cores that the worker does not use. The first SIGINT or SIGTERM drains: new
-queries get 503, running streams finish; the second ends at once. Whatever happens, the worker is ended too. A manifest
-that is edited meanwhile is followed in place.
+The gateway runs in this process, on the cores that the workers do not use. The first SIGINT or SIGTERM drains: new
+queries get 503, running streams finish; the second ends at once. Whatever happens, the workers are ended too. A
+manifest that is edited meanwhile is followed in place.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from prometheus_client import CollectorRegistry
 from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.follow import ManifestWatch, replanned
+from exegpt_cli.foresee import as_planned, foresee, promise_of
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
 from exegpt_cli.local import Ready, preparing
 from exegpt_cli.options import ServeOptions
 from exegpt_cli.output import check_writable, fail, log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
-from exegpt_cli.simulated import Simulated
 from exegpt_cli.summary import plan_text
 from exegpt_cli.wanted import Wanted, read_wanted
 from exegpt_gateway.app import build_app
 from exegpt_gateway.chat_template import load_chat_template
 from exegpt_gateway.conductor import Conductor
-from exegpt_gateway.metrics import Metrics, Promise
+from exegpt_gateway.control import check_address, listening
+from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.served import ServedModel
 from exegpt_gateway.server import serve as serve_http
+from exegpt_gateway.steering import Foreseen, Steering
 from exegpt_gateway.step_log import StepLog
 from exegpt_gateway.tokenizer import load_tokenizer
 from exegpt_gateway.worker_link import WorkerLink
 from exegpt_planner.errors import ExeGPTError, Unavailable
 from exegpt_wire import worker_pb2
+from exegpt_wire.token import read_token
 
 DRAIN_S = 600.0  # the longest answer of a slow machine; a second signal does not wait
 CALIBRATE_EVERY_S = 1.0  # under 1 % of the time, to know the machine's speed beside its profile
@@ -56,6 +59,9 @@ def run_serve(options: ServeOptions) -> None:
     open_many_files()
     with ending_cleanly():
         check_port(options.host, options.port)
+        if options.control is not None:
+            token = None if options.control_token is None else read_token(options.control_token)
+            check_address(options.control, has_token=token is not None)
         if options.step_log is not None:
             check_writable(options.step_log, "--step-log")
         cache = Cache.of_user()
@@ -102,17 +108,27 @@ class _Serving:
         self._options = options
         self._metrics = Metrics(CollectorRegistry(), promise_of(ready))
         self._conductor = Conductor(
-            WorkerLink(
-                ready.supervisor.address,
-                _configuration(ready),
-                on_hung=ready.supervisor.restart,
-            ),
+            [
+                WorkerLink(
+                    each.address,
+                    _configuration(ready),
+                    token=ready.workers.token,
+                    on_hung=each.restart,
+                )
+                for each in ready.workers.supervisors
+            ],
             schedule=ready.plan.schedule,
             kv_tokens=ready.plan.kv_tokens_capacity,
             context=ready.wanted.model.context,
             max_waiting=options.max_waiting,
             metrics=self._metrics,
             step_log=step_log,
+        )
+        self._steering = Steering(
+            self._conductor,
+            ready.plan,
+            model_fingerprint=ready.table.key.model_fingerprint,
+            foresee=lambda plan: foresee(plan, ready.table, self._ready.wanted.workload),
         )
         self._stop = asyncio.Event()
         self._is_draining = False
@@ -128,26 +144,34 @@ class _Serving:
         def give_up() -> None:
             loop.call_soon_threadsafe(self._end_at_once)
 
-        self._ready.supervisor.on_failure = give_up
+        self._ready.workers.on_failure(give_up)
         conducting = self._conducting = asyncio.create_task(self._conductor.run())
         conducting.add_done_callback(lambda _: self._stop.set())
         beside = [asyncio.create_task(self._report()), asyncio.create_task(self._follow())]
         with self._signals(loop):
             try:
                 await self._until_ready(conducting)
-                await self._serve(app)
+                async with self._control():
+                    await self._serve(app)
             finally:
                 for task in (*beside, conducting):
                     task.cancel()
                 await asyncio.gather(*beside, conducting, return_exceptions=True)
-        if self._ready.supervisor.failure is not None:
-            raise self._ready.supervisor.failure
+        if (failure := self._ready.workers.failure) is not None:
+            raise failure
         if not conducting.cancelled() and (error := conducting.exception()) is not None:
             raise error
         if self._options.announce_fd is None:
             whole = live.Window(self._metrics.registry)
-            line = whole.line(loop.time() - started_s, self._ready.plan)
+            line = whole.line(loop.time() - started_s, self._steering.plan)
             say(line or "No answer was completed.")
+
+    def _control(self) -> contextlib.AbstractAsyncContextManager[None]:
+        options = self._options
+        if options.control is None:
+            return contextlib.nullcontext()
+        token = None if options.control_token is None else read_token(options.control_token)
+        return listening(self._steering, options.control, token=token)
 
     async def _until_ready(self, conducting: asyncio.Task[None]) -> None:
         """Until the worker holds the model; ends early when the conductor does."""
@@ -222,7 +246,7 @@ class _Serving:
         window = live.Window(self._metrics.registry)
         while True:
             await asyncio.sleep(self._options.report_every_s)
-            line = window.line(self._options.report_every_s, self._ready.plan)
+            line = window.line(self._options.report_every_s, self._steering.plan)
             if line is not None:
                 say(line)
 
@@ -234,21 +258,25 @@ class _Serving:
             if not watch.has_changed():
                 continue
             try:
-                ready = await asyncio.to_thread(
-                    replanned,
-                    self._ready,
-                    options.file,
-                    self._cache,
-                    strategy=options.strategy,
-                    probes=options.probes,
-                )
+                await self._steering.replan(self._replanned)
             except ExeGPTError as error:
                 say(f"{options.file} has changed, but the schedule stays as it is:")
                 fail(error)
                 continue
-            self._ready = ready
-            self._conductor.reschedule(ready.plan.schedule, promise_of(ready))
-            say(f"{options.file} has changed; in force from now:\n{plan_text(ready.plan)}")
+            text = plan_text(self._steering.plan)
+            say(f"{options.file} has changed; in force from now:\n{text}")
+
+    def _replanned(self) -> Foreseen:
+        """The plan for the manifest as it is now."""
+        options = self._options
+        self._ready = replanned(
+            self._ready,
+            options.file,
+            self._cache,
+            strategy=options.strategy,
+            probes=options.probes,
+        )
+        return as_planned(self._ready)
 
 
 def served_model(wanted: Wanted) -> ServedModel:
@@ -263,16 +291,6 @@ def served_model(wanted: Wanted) -> ServedModel:
         vocab=model.vocab,
         end_tokens=model.end_tokens,
         bos_token=model.bos_token,
-    )
-
-
-def promise_of(ready: Ready) -> Promise:
-    """What was promised, and how an answer of another length compares with it."""
-    return Promise(
-        bound_s=ready.plan.bound.seconds,
-        prediction=ready.plan.prediction,
-        table=ready.table,
-        normalise=Simulated(ready.plan, ready.table, ready.wanted.workload).normaliser(),
     )
 
 

@@ -14,10 +14,11 @@ import numpy as np
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import CraSchedule, RraSchedule
+from exegpt_planner.schedule import CraSchedule, RraSchedule, WaaSchedule
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.rra import RraModel
-from exegpt_planner.strategies import model_of
+from exegpt_planner.simulator.waa import WaaModel
+from exegpt_planner.strategies import model_for
 from exegpt_planner.workload import Workload
 
 MOST_LENGTHS = 64  # predicted; the others by interpolation between their neighbours
@@ -28,7 +29,7 @@ class Simulated:
 
     def __init__(self, plan: Plan, table: ProfileTable, workload: Workload) -> None:
         self._plan, self._workload = plan, workload
-        self._model = model_of(plan.schedule.strategy, table, CompletionLaw(workload))
+        self._model = model_for(plan.schedule, table, CompletionLaw(workload))
 
     @property
     def edge(self) -> float:
@@ -38,6 +39,8 @@ class Simulated:
                 return max(batch / max(1, rra.max_batch), rra.edge(batch, interval))
             case CraSchedule(pool=pool, chunk_tokens=chunk), CraModel() as cra:
                 return cra.edge(pool, chunk)
+            case WaaSchedule(encode_batch=batch, pool=pool), WaaModel() as waa:
+                return waa.edge(batch, pool)
         raise AssertionError(self._plan.schedule)
 
     def latency_s(self, length: int) -> float:
@@ -47,6 +50,8 @@ class Simulated:
                 return rra.latency_mean_s(batch, interval, length)
             case CraSchedule(pool=pool, chunk_tokens=chunk), CraModel() as cra:
                 return cra.latency_mean_s(pool, chunk, length)
+            case WaaSchedule(encode_batch=batch, pool=pool), WaaModel() as waa:
+                return waa.latency_mean_s(batch, pool, length)
         raise AssertionError(self._plan.schedule)
 
     def normaliser(self) -> Callable[[int], float | None]:

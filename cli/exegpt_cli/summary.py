@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable, StepShape
-from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule
+from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
 
 DECODES_SHOWN = (1, 8, 32)  # queries
 CONTEXT_SHOWN = 100  # KV tokens of each
@@ -13,10 +13,19 @@ CONTEXT_SHOWN = 100  # KV tokens of each
 def knobs(schedule: Schedule) -> str:
     """The schedule in words."""
     match schedule:
-        case RraSchedule(encode_batch=batch, encode_interval=interval):
-            return f"RRA: encode {batch} queries, then {interval} decode iterations, in turn"
-        case CraSchedule(pool=pool, chunk_tokens=chunk):
-            return f"CRA: hold {pool} queries, encode at most {chunk} tokens an iteration"
+        case RraSchedule(encode_batch=batch, encode_interval=interval, units=units):
+            each = f"encode {batch} queries, then {interval} decode iterations, in turn"
+            return f"RRA: {each}{_on(units)}"
+        case CraSchedule(pool=pool, chunk_tokens=chunk, units=units):
+            return (
+                f"CRA: hold {pool} queries, encode at most {chunk} tokens an iteration{_on(units)}"
+            )
+        case WaaSchedule(encoders=x, decoders=y, encode_batch=batch, pool=pool):
+            return f"WAA: {x} + {y} workers, encode {batch} queries at a time, decode at most {pool} in each pool"
+
+
+def _on(units: int) -> str:
+    return f", on each of {units} workers" if units > 1 else ""
 
 
 def plan_text(plan: Plan) -> str:
@@ -30,8 +39,8 @@ def plan_text(plan: Plan) -> str:
         f"(mean {expected.latency_mean_s:.2f} s, 99th percentile {expected.latency_p99_s:.2f} s, "
         f"margin {plan.error_margin:.1%})",
         f"Expected  {expected.queries_per_s:.2f} queries/s, {expected.tokens_per_s:.0f} tokens/s under a backlog; "
-        f"cycle {expected.cycle_s * 1e3:.1f} ms; {expected.pool_mean:.1f} queries in decode",
-        f"Memory    {expected.kv_tokens_reserved:,.0f} of {plan.kv_tokens_capacity:,} KV tokens",
+        f"{_cycle(plan)}; {expected.pool_mean:.1f} queries in decode{_where(plan.schedule)}",
+        f"Memory    {expected.kv_tokens_reserved:,.0f} of {plan.kv_tokens_capacity:,} KV tokens{_where(plan.schedule)}",
         f"Workload  {plan.workload}",
     ]
     lines += [
@@ -41,6 +50,24 @@ def plan_text(plan: Plan) -> str:
     ]
     lines += [f"Warning   {warning}" for warning in plan.warnings]
     return "\n".join(lines) + "\n"
+
+
+def _cycle(plan: Plan) -> str:
+    expected = plan.prediction
+    if isinstance(plan.schedule, WaaSchedule):
+        busy = f"encoders busy {expected.encode_share:.0%} of the time"
+        return f"decode iteration {expected.cycle_s * 1e3:.1f} ms, {busy}"
+    return f"cycle {expected.cycle_s * 1e3:.1f} ms"
+
+
+def _where(schedule: Schedule) -> str:
+    """Of what the pool is one, where there are several."""
+    match schedule:
+        case WaaSchedule(decoders=num) if num > 1:
+            return f" of each of {num} decoders"
+        case RraSchedule(units=num) | CraSchedule(units=num) if num > 1:
+            return f" of each of {num} workers"
+    return ""
 
 
 def profile_text(table: ProfileTable) -> str:

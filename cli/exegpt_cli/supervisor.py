@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,9 +21,10 @@ from typing import Self
 
 import grpc
 
-from exegpt_cli.placement import Placement, leave_to_worker, place
+from exegpt_cli.placement import leave_to_workers, place
 from exegpt_planner.errors import Unavailable
 from exegpt_wire import GRPC_OPTIONS, worker_pb2
+from exegpt_wire.token import bearer
 from exegpt_wire.worker_pb2_grpc import WorkerStub
 
 BACK_OFF_S = (0.2, 1.0, 3.0)  # before each next start
@@ -41,13 +41,6 @@ RECONNECT_SOON = (
 LOG_LINES = 8  # of a dead worker's own words, in the error
 
 
-def worker_command(placement: Placement) -> list[str]:
-    """Starts a worker; the address to listen on is appended."""
-    cores = ",".join(str(core) for core in placement.worker_cores)
-    options = ["--cpus", cores, "--threads", str(placement.threads), "--die-with-parent"]
-    return [sys.executable, "-m", "exegpt_runner.worker", *options, "--listen"]
-
-
 class Supervisor:
     """One worker process and its successors, all at one address; a context manager."""
 
@@ -55,12 +48,14 @@ class Supervisor:
         self,
         command: Sequence[str],
         *,
+        token: str | None = None,
         on_failure: Callable[[], None] = lambda: None,
         back_off_s: Sequence[float] = BACK_OFF_S,
     ) -> None:
         self.failure: Unavailable | None = None
         self.on_failure = on_failure  # called in the supervisor's thread
         self._command = tuple(command)
+        self._metadata = bearer(token)
         self._back_off_s = tuple(back_off_s)
         self._cores = os.sched_getaffinity(0)
         self._folder = Path(_short_folder())
@@ -103,18 +98,22 @@ class Supervisor:
             if self._process is not None:
                 self._process.kill()
 
-    def stop(self) -> None:
-        """End the worker and forget its files; no process is left when this returns."""
+    def ask_to_stop(self) -> None:
+        """Have the worker end, without waiting for it."""
         self._stopping.set()
         with self._lock:
             if self._process is not None:
                 self._process.terminate()
+
+    def stop(self) -> None:
+        """End the worker and forget its files; no process is left when this returns."""
+        self.ask_to_stop()
         if self._thread.ident is not None:
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep_alive(self) -> None:
-        leave_to_worker(place(sorted(self._cores)))  # gRPC starts threads of its own from this one
+        leave_to_workers(place(sorted(self._cores)))  # gRPC starts threads of its own from this one
         early_deaths = 0
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -159,7 +158,8 @@ class Supervisor:
             stub = WorkerStub(channel)
             while process.poll() is None and not self._stopping.is_set():
                 try:
-                    reply = stub.Describe(worker_pb2.DescribeRequest(), timeout=1.0)
+                    request = worker_pb2.DescribeRequest()
+                    reply = stub.Describe(request, timeout=1.0, metadata=self._metadata)
                 except grpc.RpcError:
                     self._stopping.wait(0.05)
                     continue

@@ -1,10 +1,11 @@
 """What a manifest asks of this machine, with its model at hand; everything that can be refused early is.
 
-One worker process is one device; the version at hand runs one, so a cluster of several is refused by name.
+One worker process is one device, and has a core at least.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from exegpt_planner.model_spec import ModelSpec, read_model_spec
 from exegpt_planner.plan import Bound
 from exegpt_planner.workload import Workload, read_workload
 
-STRATEGIES = ("RRA", "CRA")  # what one worker can run
+ALONE = ("RRA", "CRA")  # what one worker can run
+STRATEGIES = ("RRA", "WAA", "CRA")  # what several can
 DTYPES = ("bfloat16", "float32", "float64")  # what the engine computes
 
 
@@ -32,6 +34,11 @@ class Wanted:
     workload: Workload  # probes mixed in
     bound: Bound
     strategies: tuple[str, ...]
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes, one a device."""
+        return self.deployment.spec.cluster.gpus
 
     @property
     def length(self) -> int:
@@ -66,7 +73,11 @@ def read_wanted(
 
 def _strategies(deployment: Deployment, forced: str | None) -> tuple[str, ...]:
     asked = deployment.spec.scheduling.strategies if forced is None else (forced.upper(),)
-    return tuple(name for name in asked if name in STRATEGIES)
+    return tuple(name for name in asked if name in _runnable(deployment))
+
+
+def _runnable(deployment: Deployment) -> tuple[str, ...]:
+    return STRATEGIES if deployment.spec.cluster.gpus > 1 else ALONE
 
 
 def _problems(
@@ -74,9 +85,11 @@ def _problems(
 ) -> Iterator[str]:
     """Every reason why this machine cannot serve a valid manifest as it stands."""
     spec = deployment.spec
-    if spec.cluster.gpus != 1:
+    cores = len(os.sched_getaffinity(0))
+    if spec.cluster.gpus > cores:
         yield (
-            f"spec.cluster.gpus: {spec.cluster.gpus} devices; this version runs one worker on one machine. Set it to 1"
+            f"spec.cluster.gpus: {spec.cluster.gpus} devices; on a CPU each is a worker with a core of its own, and "
+            f"there are {cores} cores. Set it to {cores} or less"
         )
     if spec.replicas != 1:
         yield f"spec.replicas: one machine runs one replica, not {spec.replicas}. Set it to 1"
@@ -85,9 +98,14 @@ def _problems(
     if spec.model.dtype not in DTYPES:
         yield f"spec.model.dtype: {spec.model.dtype} is not computed here. Use {', '.join(DTYPES)}"
     if not strategies and forced is not None:
-        yield f"--strategy {forced}: one worker can run {' or '.join(STRATEGIES)}"
+        yield (
+            f"--strategy {forced}: {spec.cluster.gpus} device(s) can run {' or '.join(_runnable(deployment))}"
+        )
     elif not strategies:
-        yield f"spec.scheduling.strategies: WAA needs two devices. Add {' or '.join(STRATEGIES)}"
+        yield (
+            "spec.scheduling.strategies: WAA needs two devices. "
+            f"Add {' or '.join(ALONE)}, or set spec.cluster.gpus to 2"
+        )
 
 
 def _check_weights(folder: Path) -> None:

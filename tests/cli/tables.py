@@ -12,6 +12,7 @@ from exegpt_planner.model_spec import read_model_spec
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import (
     Curve,
+    HandOverCurves,
     LayerCurves,
     OutsideCurves,
     ProfileKey,
@@ -71,11 +72,16 @@ def table_up_to(coverage: Coverage, key: ProfileKey = KEY, num_layers: int = 4) 
     )
 
 
-def store_table(cache: Cache, model: Path, dtype: str) -> None:
+def store_table(cache: Cache, model: Path, dtype: str, num_workers: int = 1) -> None:
     """Spares the tests that are not about profiling the time of one."""
     spec = read_model_spec(model)
-    key = local_key(spec, dtype, this_machine().threads)
-    keep_table(table_up_to(LARGE, key, spec.num_layers), cache)
+    key = local_key(spec, dtype, this_machine(num_workers).threads, num_workers)
+    table = table_up_to(LARGE, key, spec.num_layers)
+    if num_workers > 1:
+        curve = line(LARGE.encode_tokens, 1e-4, 1e-7)
+        hand_over = HandOverCurves(sent=curve, joined=curve, exposed=curve)
+        table = table.model_copy(update={"hand_over": hand_over})
+    keep_table(table, cache)
 
 
 def promise(bound_s: float = 2.0) -> Promise:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -78,13 +79,21 @@ def test_every_reason_why_one_machine_cannot_serve_it_is_listed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {
-        "cluster__gpus": 2,
+        "cluster__gpus": 1,
         "replicas": 3,
         "suspend": True,
         "model__dtype": "float16",
     }
     file = write_manifest(tmp_path, scheduling__strategies=["WAA"], **changes)
-    words = ["cluster.gpus", "replicas", "suspend", "float16", "WAA needs two devices"]
+    words = ["replicas", "suspend", "float16", "WAA needs two devices"]
+    check(capsys, monkeypatch, ["plan", "-f", str(file)], 2, *words)
+
+
+def test_more_devices_than_cores_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = write_manifest(tmp_path, cluster__gpus=1000)
+    words = ["cluster.gpus: 1000", f"there are {len(os.sched_getaffinity(0))} cores"]
     check(capsys, monkeypatch, ["plan", "-f", str(file)], 2, *words)
 
 

@@ -12,9 +12,10 @@ from cli.manifests import SMALL
 from cli.tables import table_up_to
 from exegpt_cli.cache import Cache
 from exegpt_cli.local import FIRST_QUERIES, Profiler, coverage_for, memory_budget, plan_on_profile
+from exegpt_cli.placement import place
 from exegpt_cli.profiling import keep_table
-from exegpt_cli.supervisor import Supervisor
 from exegpt_cli.wanted import Wanted
+from exegpt_cli.workers import Workers
 from exegpt_planner.errors import InfeasibleBound
 from exegpt_planner.lengths import from_histogram, truncated_normal
 from exegpt_planner.manifest import Deployment
@@ -69,8 +70,8 @@ def test_whoever_waits_for_another_process_profile_is_told_and_gets_its_table(
     cache, question = Cache(tmp_path), wanted(0.6)
     small, large = coverage_for(CHAT, 512, 8), coverage_for(CHAT, 512, 64)
     fake = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
-    with Supervisor(fake) as supervisor, ThreadPoolExecutor() as threads:
-        worker = supervisor.described()
+    with Workers(place([0, 1]), lambda *_: fake) as workers, ThreadPoolExecutor() as threads:
+        (worker,) = workers.described()
         key = ProfileKey(
             model_fingerprint=MODEL.fingerprint,
             device=worker.device,
@@ -81,7 +82,7 @@ def test_whoever_waits_for_another_process_profile_is_told_and_gets_its_table(
         keep_table(table_up_to(small, key), cache)
         (table,) = tmp_path.rglob("table.json")
         with filelock.FileLock(f"{table}.lock"):
-            profiler = Profiler(question, cache, _supervisor=supervisor)
+            profiler = Profiler(question, cache, _workers=workers)
             waiting = threads.submit(profiler.table, large)
             said, deadline_s = "", time.monotonic() + 30
             while "another process measures this profile; waiting for it" not in said:
@@ -114,3 +115,9 @@ def test_the_memory_budget_is_a_share_of_what_is_available_in_whole_grains() -> 
     budget = memory_budget()
     assert 0 < budget.reserve_bytes < budget.device_bytes
     assert budget.device_bytes % (256 << 20) == 0
+
+
+def test_several_workers_share_the_memory() -> None:
+    alone, one_of_four = memory_budget(), memory_budget(4)
+    assert one_of_four.device_bytes <= alone.device_bytes / 4 + (256 << 20)
+    assert one_of_four.device_bytes % (256 << 20) == 0

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -23,7 +24,10 @@ from cli.small_model import write_small_model
 from cli.tables import store_table
 from exegpt_cli.bench.report import BenchReport
 from exegpt_cli.cache import Cache
+from exegpt_cli.output import Format
 from exegpt_cli.own_server import Announcement
+from exegpt_cli.update import run_update
+from exegpt_cli.update_options import UpdateOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -55,20 +59,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     folder = tmp_path_factory.mktemp("cache")
-    store_table(Cache(folder), model, "float32")
+    for num_workers in (1, 2):
+        store_table(Cache(folder), model, "float32", num_workers)
     return folder
 
 
 @pytest.fixture
-def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[[], Server]]:
+def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[..., Server]]:
     """Starts a server; it has ended when the test has, however that ended."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def launch() -> Server:
-        file = write_manifest(tmp_path, model, model__dtype="float32", latencyBound__seconds=0.15)
+    def launch(**changes: Any) -> Server:
+        changes = {"model__dtype": "float32", "latencyBound__seconds": 0.15} | changes
+        file = write_manifest(tmp_path, model, **changes)
         stderr = tmp_path / "stderr"
         reading, writing = os.pipe()
         command = [sys.executable, "-m", "exegpt_cli.main", "serve", "-f", str(file), "--port", "0"]
+        command += ["--control", control_address(tmp_path)]
         with stderr.open("wb") as said:
             process = subprocess.Popen(
                 [*command, "--announce-fd", str(writing)],
@@ -89,6 +96,10 @@ def start(tmp_path: Path, model: Path, cache: Path) -> Iterator[Callable[[], Ser
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def control_address(folder: Path) -> str:
+    return f"unix://{folder}/control.sock"
 
 
 def streamed(
@@ -116,13 +127,13 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert len(gone) == len(processes)
 
 
-def test_a_start_says_what_it_waits_for(start: Callable[[], Server]) -> None:
+def test_a_start_says_what_it_waits_for(start: Callable[..., Server]) -> None:
     said = start().stderr.read_text().splitlines()
     assert said == ["Planning ...", "Loading the weights of small ..."]
 
 
 def test_a_stream_goes_on_through_its_workers_death_and_ctrl_c_leaves_nothing(
-    start: Callable[[], Server],
+    start: Callable[..., Server],
 ) -> None:
     server = start()
     client = server.client()
@@ -147,7 +158,36 @@ def test_a_stream_goes_on_through_its_workers_death_and_ctrl_c_leaves_nothing(
     assert_gone([*first, *second])
 
 
-def test_draining_finishes_what_runs_and_refuses_what_comes(start: Callable[[], Server]) -> None:
+WAA: dict[str, Any] = {
+    "cluster__gpus": 2,
+    "scheduling__strategies": ["WAA"],
+    "latencyBound__seconds": 3,
+}
+
+
+@pytest.mark.parametrize("worker", [0, 1], ids=["encoder", "decoder"])
+def test_a_stream_of_waa_goes_on_while_either_side_dies(
+    start: Callable[..., Server], worker: int
+) -> None:
+    server = start(**WAA)
+    assert server.announced.plan.schedule.strategy == "WAA"
+    client = server.client()
+    undisturbed = streamed(client, 300)
+    first = sorted(server.workers, key=lambda each: each.create_time())
+    assert len(first) == 2
+
+    def kill_once(chunks: int) -> None:
+        if chunks == 20:
+            first[worker].kill()
+
+    assert streamed(client, 300, meanwhile=kill_once) == undisturbed
+    assert streamed(client, 20) == undisturbed[: len(streamed(client, 20))]
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(SAID_S) == 0
+    assert_gone(first)
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes(start: Callable[..., Server]) -> None:
     server = start()
     client = server.client()
     workers = server.workers
@@ -170,7 +210,7 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(start: Callable[[], 
 
 
 def test_an_edited_manifest_is_followed_in_place(
-    start: Callable[[], Server], tmp_path: Path, model: Path
+    start: Callable[..., Server], tmp_path: Path, model: Path
 ) -> None:
     server = start()
     client = server.client()
@@ -203,7 +243,37 @@ def test_an_edited_manifest_is_followed_in_place(
     assert [each.pid for each in server.workers] == [each.pid for each in workers]
 
 
-def test_a_second_signal_ends_at_once(start: Callable[[], Server]) -> None:
+def test_knobs_and_strategies_change_over_rpc_while_a_stream_goes_on(
+    start: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start()
+    client = server.client()
+    undisturbed = streamed(client, 300)
+    workers = server.workers
+    changes: dict[int, dict[str, Any]] = {  # by chunks received
+        10: {"strategy": "RRA", "encode_batch": 2, "encode_interval": 5},
+        25: {"encode_interval": 9},
+        40: {"strategy": "CRA", "pool": 4, "chunk_tokens": 32},
+        55: {"strategy": "RRA", "encode_batch": 1, "encode_interval": 3},
+    }
+
+    def change(chunks: int) -> None:
+        for due in [each for each in changes if each <= chunks]:
+            options = UpdateOptions(
+                control=control_address(tmp_path), beyond_bound=True, **changes.pop(due)
+            )
+            run_update(options, output=Format.JSON)
+
+    assert streamed(client, 300, meanwhile=change) == undisturbed
+    said = capsys.readouterr().out
+    assert [int(each) for each in re.findall(r'"revision": (\d+)', said)] == [2, 3, 4, 5]
+    text = httpx.get(server.announced.metrics_url).text
+    assert "exegpt_schedule_encode_interval_iterations 3.0" in text
+    assert "exegpt_schedule_revision 5.0" in text
+    assert [each.pid for each in server.workers] == [each.pid for each in workers]
+
+
+def test_a_second_signal_ends_at_once(start: Callable[..., Server]) -> None:
     server = start()
     workers = server.workers
 
@@ -217,7 +287,7 @@ def test_a_second_signal_ends_at_once(start: Callable[[], Server]) -> None:
     assert_gone(workers)
 
 
-def test_a_killed_server_takes_its_worker_along(start: Callable[[], Server]) -> None:
+def test_a_killed_server_takes_its_worker_along(start: Callable[..., Server]) -> None:
     server = start()
     workers = server.workers
     server.process.kill()

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from exegpt_cli.placement import place
-from exegpt_cli.supervisor import Supervisor, worker_command
+from exegpt_cli.supervisor import Supervisor
+from exegpt_cli.workers import worker_command
 from exegpt_planner.errors import Unavailable
 from exegpt_wire import worker_pb2
 from exegpt_wire.worker_pb2_grpc import WorkerStub
@@ -90,12 +91,35 @@ def test_stopping_before_the_worker_answers_ends_it_too() -> None:
 
 
 def test_the_worker_gets_all_cores_but_the_first_and_shares_a_single_one() -> None:
-    assert place([0, 1]).worker_cores == (1,)
+    assert place([0, 1]).worker_cores == ((1,),)
     assert place([0, 1]).other_cores == (0,)
-    assert place([5, 2, 3]).worker_cores == (3, 5)
+    assert place([5, 2, 3]).worker_cores == ((3, 5),)
     assert place([5, 2, 3]).threads == 2
-    assert place([4]).worker_cores == place([4]).other_cores == (4,)
-    assert "--die-with-parent" in worker_command(place([0, 1]))
+    assert place([4]).worker_cores == (place([4]).other_cores,) == ((4,),)
+
+
+def test_several_workers_get_equal_shares_of_all_cores_but_the_first() -> None:
+    assert place([0, 1, 2], 2).worker_cores == ((1,), (2,))
+    assert place(range(6), 2).worker_cores == ((1, 2), (3, 4))
+    assert place(range(6), 2).threads == 2
+    assert not any(place(range(6), 2).yields(worker) for worker in range(2))
+
+
+def test_where_cores_are_few_the_first_worker_shares_with_the_gateway_and_yields_to_it() -> None:
+    both = place([0, 1], 2)
+    assert both.worker_cores == ((0,), (1,))
+    assert both.other_cores == (0,)
+    assert [both.yields(worker) for worker in range(2)] == [True, False]
+    assert "--nice" in worker_command(both, 0, Path("token"))
+    assert "--nice" not in worker_command(both, 1, Path("token"))
+    assert place([0, 1], 3).worker_cores == ((0,), (1,), (0,))
+
+
+def test_a_worker_ends_with_its_parent_and_asks_for_the_token() -> None:
+    command = worker_command(place([0, 1]), 0, Path("/there/token"))
+    assert "--die-with-parent" in command
+    assert command[command.index("--token-file") + 1] == "/there/token"
+    assert command[-1] == "--listen", "the address is appended"
 
 
 def test_the_worker_keeps_its_cores_when_the_starting_thread_leaves_them() -> None:

@@ -15,7 +15,14 @@ import pytest
 from cli_profile_server import Server
 from exegpt_cli import profiling
 from exegpt_cli.cache import Cache
-from exegpt_cli.profiling import HELD_OUT_TIMINGS, ProfileTarget, cached_table, local_key, profile
+from exegpt_cli.profiling import (
+    HELD_OUT_TIMINGS,
+    ProfiledWorkers,
+    ProfileTarget,
+    cached_table,
+    local_key,
+    profile,
+)
 from exegpt_planner.errors import InvalidSpec, Unavailable
 from exegpt_planner.profile_design import Coverage, design
 from exegpt_planner.profile_table import ProfileTable
@@ -55,15 +62,19 @@ def _file_size_limit(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def at(server: Server) -> ProfiledWorkers:
+    return ProfiledWorkers(addresses=(server.address,))
+
+
 def test_a_second_profile_measures_nothing(
     target: ProfileTarget, server: Server, cache: Cache
 ) -> None:
     said: list[str] = []
-    first = profile(target, server.address, COVERAGE, cache, lambda *event: said.append(event[2]))
+    first = profile(target, at(server), COVERAGE, cache, lambda *event: said.append(event[2]))
     assert set(server.measured) == set(range(NUM_STEPS))
     assert {"loading the model", "timing steps", "timing messages"} <= set(said)
     server.measured.clear()
-    assert profile(target, server.address, COVERAGE, cache) == first
+    assert profile(target, at(server), COVERAGE, cache) == first
     assert server.measured == []
     smaller = replace(COVERAGE, decode_queries=2)
     assert cached_table(local_key(target.spec, "float32", 1), smaller, cache) == first
@@ -89,14 +100,14 @@ def test_an_interrupted_profile_continues_after_a_torn_line(
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        profile(target, server.address, COVERAGE, cache, stop_at)
+        profile(target, at(server), COVERAGE, cache, stop_at)
     assert set(server.measured) == set(range(32))
     path = _steps_file(cache)
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 32
     path.write_bytes(b"".join(lines[:31]) + lines[31][:40])
     server.measured.clear()
-    table = profile(target, server.address, COVERAGE, cache)
+    table = profile(target, at(server), COVERAGE, cache)
     missing = list(range(31, NUM_STEPS))
     assert server.measured[: len(missing)] == missing  # before any step is measured again
     assert table.num_samples == NUM_STEPS
@@ -110,23 +121,23 @@ def test_measurements_of_a_step_lie_a_sweep_apart_and_outlast_an_interruption(
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        profile(target, server.address, COVERAGE, cache, stop_after_two_sweeps)
+        profile(target, at(server), COVERAGE, cache, stop_after_two_sweeps)
     assert server.measured[:NUM_STEPS] == list(range(NUM_STEPS))
     second = server.measured[NUM_STEPS:]
     assert sorted(second) == list(range(NUM_STEPS))
     held_out = [step.id for step in design(COVERAGE, seed=1, num_steps=NUM_STEPS) if step.held_out]
     assert second[: len(held_out)] == held_out
     server.measured.clear()
-    profile(target, server.address, COVERAGE, cache)
+    profile(target, at(server), COVERAGE, cache)
     assert max(server.measured.count(step) for step in range(NUM_STEPS)) == HELD_OUT_TIMINGS - 2
 
 
 def test_coverage_grows_by_doubling_and_keeps_the_samples(
     target: ProfileTarget, server: Server, cache: Cache
 ) -> None:
-    profile(target, server.address, COVERAGE, cache)
+    profile(target, at(server), COVERAGE, cache)
     server.measured.clear()
-    grown = profile(target, server.address, replace(COVERAGE, decode_queries=5), cache)
+    grown = profile(target, at(server), replace(COVERAGE, decode_queries=5), cache)
     assert grown.covers(replace(COVERAGE, decode_queries=8).largest)
     added = len(set(server.measured))  # the larger steps only
     assert 0 < added < NUM_STEPS / 2
@@ -141,7 +152,7 @@ def test_two_processes_share_one_measurement(
 
     def run() -> None:
         tables.append(
-            profile(target, server.address, COVERAGE, cache, lambda *event: said.append(event[2]))
+            profile(target, at(server), COVERAGE, cache, lambda *event: said.append(event[2]))
         )
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -157,7 +168,7 @@ def test_a_full_disk_is_named_and_leaves_whole_lines_only(
     target: ProfileTarget, server: Server, cache: Cache
 ) -> None:
     with _file_size_limit(24_000), pytest.raises(Unavailable) as caught:
-        profile(target, server.address, COVERAGE, cache)
+        profile(target, at(server), COVERAGE, cache)
     assert str(_steps_file(cache)) in str(caught.value)
     assert "EXEGPT_CACHE" in str(caught.value)
     data = _steps_file(cache).read_bytes()
@@ -170,10 +181,10 @@ def test_a_damaged_record_is_named_with_the_remedy(
     target: ProfileTarget, server: Server, cache: Cache
 ) -> None:
     with _file_size_limit(24_000), pytest.raises(Unavailable):
-        profile(target, server.address, COVERAGE, cache)
+        profile(target, at(server), COVERAGE, cache)
     _steps_file(cache).write_bytes(b"not json\n")
     with pytest.raises(Unavailable, match="Delete it"):
-        profile(target, server.address, COVERAGE, cache)
+        profile(target, at(server), COVERAGE, cache)
 
 
 def test_a_model_that_the_worker_refuses_is_an_invalid_input(
@@ -181,4 +192,4 @@ def test_a_model_that_the_worker_refuses_is_an_invalid_input(
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises((InvalidSpec, Unavailable), match="empty"):
-        profile(replace(target, model_dir=tmp_path / "empty"), server.address, COVERAGE, cache)
+        profile(replace(target, model_dir=tmp_path / "empty"), at(server), COVERAGE, cache)

@@ -115,6 +115,7 @@ def own_report(server: Announcement, load: LoadPlan, outcome: Outcome, s99: int)
         arrivals=load.arrivals,
         cycle_s=scraped.cycle_s,
         speed=scraped.speed,
+        stage_variation=scraped.stage_variation,
         saturated=load.rate_per_s is None,
         schedule=server.plan.schedule,
         predicted=server.plan.prediction,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exegpt_cli.bench.report import BenchReport, Speed, Spread
+from exegpt_cli.bench.report import BenchReport, Speed, Spread, StageVariation
 from exegpt_cli.output import answer, print_table
 
 
@@ -65,6 +65,10 @@ def side_by_side(report: BenchReport) -> None:
     answer(bound_line(report))
     if speed is not None:
         answer(speed_line(speed))
+    if report.stage_variation is not None:
+        answer(
+            f"Stage times: {variation_text(report.stage_variation)} (standard deviation / mean)."
+        )
 
 
 def speed_line(speed: Speed) -> str:
@@ -73,6 +77,12 @@ def speed_line(speed: Speed) -> str:
         f"Machine: the same work took {speed.slowdown:.2f} times as long as while profiling, by the calibration "
         f"kernel; apart from that, iterations took {speed.beside_profile:.2f} times what the profile says."
     )
+
+
+def variation_text(strays: StageVariation) -> str:
+    """In words, how much stages' times stray."""
+    by_kind = strays.model_dump(exclude_none=True)
+    return ", ".join(f"{kind} ± {value:.1%}" for kind, value in by_kind.items())
 
 
 def bound_line(report: BenchReport) -> str:

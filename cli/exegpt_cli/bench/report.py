@@ -48,6 +48,14 @@ class Speed(StrictModel):
     beside_profile: float  # time of the iterations without that slowdown / by the profile
 
 
+class StageVariation(StrictModel):
+    """Standard deviation over mean of the latest stages' times, by the server's metrics; null where there are few."""
+
+    encode: float | None
+    decode: float | None
+    mixed: float | None  # iterations that do both
+
+
 class BenchReport(StrictModel):
     """What one load achieved (docs/formats.md)."""
 
@@ -70,6 +78,7 @@ class BenchReport(StrictModel):
     s99_within_bound: BoundKept | None
     cycle_s: float | None  # as the server's metrics say, over the window
     speed: Speed | None
+    stage_variation: StageVariation | None
     schedule: AnySchedule | None
     predicted: Prediction | None
 
@@ -90,6 +99,7 @@ def measured(  # noqa: PLR0913 - the report's own parts
     saturated: bool,
     cycle_s: float | None = None,
     speed: Speed | None = None,
+    stage_variation: StageVariation | None = None,
     schedule: AnySchedule | None = None,
     predicted: Prediction | None = None,
 ) -> BenchReport:
@@ -130,6 +140,7 @@ def measured(  # noqa: PLR0913 - the report's own parts
         else BoundKept(bound_s=bound_s, **asdict(share)),
         cycle_s=cycle_s,
         speed=speed,
+        stage_variation=stage_variation,
         schedule=schedule,
         predicted=predicted,
     )

@@ -6,12 +6,13 @@ from collections import defaultdict
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from exegpt_cli.bench.report import Speed
+from exegpt_cli.bench.report import Speed, StageVariation
 
 CYCLE = "exegpt_cycle_seconds"
 ITERATION = "exegpt_iteration_seconds"
 UNSLOWED = "exegpt_unslowed_iteration_seconds_total"
 PREDICTED = "exegpt_predicted_iteration_seconds_total"
+VARIATION = "exegpt_stage_time_variation_ratio"
 
 
 class Scraped:
@@ -19,6 +20,7 @@ class Scraped:
 
     def __init__(self, before: str | None, after: str | None) -> None:
         self._passed: dict[str, float] = {}
+        self._after = after
         if before is not None and after is not None:
             first, last = _totals(before), _totals(after)
             self._passed = {name: total - first.get(name, 0.0) for name, total in last.items()}
@@ -36,6 +38,23 @@ class Scraped:
         if slowdown is None or beside_profile is None:
             return None
         return Speed(slowdown=slowdown, beside_profile=beside_profile)
+
+    @property
+    def stage_variation(self) -> StageVariation | None:
+        """How much the latest stages' times strayed, at the end."""
+        if self._after is None:
+            return None
+        by_kind = {
+            sample.labels["kind"]: sample.value
+            for family in text_string_to_metric_families(self._after)
+            for sample in family.samples
+            if sample.name == VARIATION
+        }
+        if not by_kind:
+            return None
+        return StageVariation(
+            encode=by_kind.get("encode"), decode=by_kind.get("decode"), mixed=by_kind.get("mixed")
+        )
 
     def _ratio(self, name: str, per: str) -> float | None:
         count = self._passed.get(per, 0.0)

@@ -13,7 +13,7 @@ import pytest
 from exegpt_cli.bench.client import Answer
 from exegpt_cli.bench.load import Load
 from exegpt_cli.bench.queries import Query
-from exegpt_cli.bench.report import BenchReport, Speed, measured, write_csv
+from exegpt_cli.bench.report import BenchReport, Speed, StageVariation, measured, write_csv
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.schedule import Prediction, RraSchedule
 from exegpt_planner.strict import parse, read_json
@@ -80,6 +80,7 @@ def report() -> BenchReport:
         saturated=True,
         cycle_s=0.5,
         speed=Speed(slowdown=1.25, beside_profile=1.04),
+        stage_variation=StageVariation(encode=0.0625, decode=0.03125, mixed=0.046875),
         schedule=RraSchedule(encode_batch=1, encode_interval=3),
         predicted=PREDICTED,
     )

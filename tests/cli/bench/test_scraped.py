@@ -4,6 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cli.tables import LARGE, PREDICTION, table_up_to
+from exegpt_cli.bench.report import StageVariation
 from exegpt_cli.bench.scraped import Scraped
 from exegpt_gateway.metrics import Metrics, Promise
 from exegpt_planner.profile_table import StepShape
@@ -82,3 +83,14 @@ def test_without_readings_of_the_kernel_no_speed_is_claimed() -> None:
     before = scrape(source)
     iterate(source, kernel_ratio=0.0, cpu_ratio=1.0, wall_ratio=1.0)
     assert Scraped(before, scrape(source)).speed is None
+
+
+def test_how_stages_stray_is_what_the_server_says_at_the_end() -> None:
+    source = metrics()
+    before = scrape(source)
+    assert Scraped(before, before).stage_variation is None
+    source.stage_variation.labels("encode").set(0.07)
+    source.stage_variation.labels("decode").set(0.02)
+    found = Scraped(before, scrape(source)).stage_variation
+    assert found == StageVariation(encode=0.07, decode=0.02, mixed=None)
+    assert Scraped(before, None).stage_variation is None
