@@ -1,4 +1,4 @@
-"""A profiled worker for benchmarks: supervised, placed and profiled as by `exegpt serve`, without a manifest."""
+"""Profiled workers for benchmarks: supervised, placed and profiled as by `exegpt serve`, without a manifest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from exegpt_cli.cache import Cache
 from exegpt_cli.model_source import resolve
 from exegpt_cli.output import progress, say
-from exegpt_cli.placement import leave_to_worker, this_machine
-from exegpt_cli.profiling import ProfileTarget, profile
-from exegpt_cli.supervisor import Supervisor, worker_command
+from exegpt_cli.placement import leave_to_workers, this_machine
+from exegpt_cli.profiling import ProfiledWorkers, ProfileTarget, profile
+from exegpt_cli.workers import Workers
 from exegpt_planner.model_spec import ModelSpec, read_model_spec
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileTable
@@ -28,9 +28,9 @@ PROFILE_S = 180.0  # long enough for the whole design on a slow core
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """A running worker, its model and its table."""
+    """Running workers, their model and their table."""
 
-    address: str
+    workers: Workers
     folder: Path
     spec: ModelSpec
     table: ProfileTable
@@ -48,25 +48,25 @@ def model_folder(name: str, cache: Cache) -> Path:
 
 
 @contextmanager
-def profiled(name: str, loads: Sequence[Workload]) -> Iterator[Profiled]:
-    """A worker for model `name` with a profile that covers `loads`; it ends with the block."""
+def profiled(name: str, loads: Sequence[Workload], num_workers: int = 1) -> Iterator[Profiled]:
+    """Workers for model `name` with a profile that covers `loads`; they end with the block."""
     cache = Cache.of_user()
     folder = model_folder(name, cache)
     spec = read_model_spec(folder)
-    placement = this_machine()
-    with Supervisor(worker_command(placement)) as supervisor:
-        supervisor.described()
-        leave_to_worker(placement)
-        with progress(f"Profiling {name}") as bar:
+    placement = this_machine(num_workers)
+    with Workers(placement) as workers:
+        workers.described()
+        leave_to_workers(placement)
+        with progress(f"Profiling {name}, {num_workers} worker(s)") as bar:
             table = profile(
                 ProfileTarget(model_dir=folder, spec=spec, dtype=DTYPE),
-                supervisor.address,
+                ProfiledWorkers(addresses=workers.addresses, token=workers.token),
                 coverage_of(loads),
                 cache,
                 lambda done, total, _what: bar(done, total),
                 budget_s=PROFILE_S,
             )
-        yield Profiled(address=supervisor.address, folder=folder, spec=spec, table=table)
+        yield Profiled(workers=workers, folder=folder, spec=spec, table=table)
 
 
 def coverage_of(loads: Sequence[Workload]) -> Coverage:

@@ -20,10 +20,17 @@ from exegpt_planner.lengths import truncated_normal
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.search import fastest, search
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import model_of, space_of
+from exegpt_planner.strategies import StrategySpace, models_of, space_of
 from exegpt_planner.workload import Workload
 
-STRATEGIES = ("RRA", "CRA")
+STRATEGIES = ("RRA", "CRA")  # on one worker
+
+
+def strategies(num_workers: int) -> tuple[str, ...]:
+    """What so many workers can run."""
+    return (*STRATEGIES, "WAA") if num_workers > 1 else STRATEGIES
+
+
 UNBOUNDED_S = 1e6
 SCALE = 8
 PROBE_SHARE = 0.2  # 0.8 law + 0.2 point mass at s99: s99 stays the 99th percentile
@@ -49,18 +56,35 @@ def workload(task: str) -> Workload:
     ).with_probes(PROBE_SHARE)
 
 
-def reach(table: ProfileTable, load: Workload, kv_capacity: float) -> tuple[float, float]:
-    """(promise of the fastest schedule, that of the one with most throughput), s, that both RRA and CRA reach."""
-    law = CompletionLaw(load)
+def spaces(
+    name: str,
+    table: ProfileTable,
+    load: Workload,
+    promise: Promise,
+    kv_capacity: float,
+    num_workers: int = 1,
+) -> list[StrategySpace]:
+    """The spaces of a strategy, one a split."""
+    models = models_of(name, table, CompletionLaw(load), num_workers)
+    return [space_of(model, promise, kv_capacity, workers=num_workers) for model in models]
+
+
+def reach(
+    table: ProfileTable, load: Workload, kv_capacity: float, num_workers: int = 1
+) -> tuple[float, float]:
+    """(promise of the fastest schedule, that of the one with most throughput), s, that every strategy reaches."""
     promise = Promise.full(length=load.s99, error=table.error_p95)
     fastest_s, unbounded_s = [], []
-    for name in STRATEGIES:
-        space = space_of(model_of(name, table, law), promise, kv_capacity)
-        quickest, best = fastest(space), search(space, UNBOUNDED_S).best
-        if quickest is None or best is None:
+    for name in strategies(num_workers):
+        of_name = spaces(name, table, load, promise, kv_capacity, num_workers)
+        quickest = [found for space in of_name if (found := fastest(space)) is not None]
+        best = [
+            found for space in of_name if (found := search(space, UNBOUNDED_S).best) is not None
+        ]
+        if not quickest or not best:
             raise IncompleteProfile(f"{name} has no schedule that the profile covers")
-        fastest_s.append(quickest.promised_s)
-        unbounded_s.append(best.promised_s)
+        fastest_s.append(min(each.promised_s for each in quickest))
+        unbounded_s.append(max(best, key=lambda each: each.throughput).promised_s)
     return max(fastest_s), min(unbounded_s)
 
 

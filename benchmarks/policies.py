@@ -1,9 +1,9 @@
 """Which policy serves the most within one bound? Every policy tuned over its own knobs by
 measurement, on one engine.
 
-    python benchmarks/policies.py [--quick] [--model random] [--points S-tight,T-loose] [--out results/policies]
+    python benchmarks/policies.py [--quick] [--model random] [--workers 1] [--points S-tight,T-loose]
 
-RRA and CRA start from the planner's choice and its neighbours; static batches (with and without
+RRA, CRA and, on two workers, WAA start from the planner's choice and its neighbours; static batches (with and without
 early termination) and ORCA's iteration-level refill from
 sizes around CRA's pool. All candidates of a point run in turn, in two passes (A B C … A B C …), and
 a candidate is feasible when the measured 99th percentile of
@@ -28,17 +28,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench_worker import DTYPE, Profiled, profiled
-from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.schedule import AnySchedule, OrcaSchedule, Schedule, StaticSchedule
 from exegpt_planner.search import Space, search
 from exegpt_planner.simulator import simulate
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import model_of, space_of
 from exegpt_planner.workload import Workload
-from points import BOUND_SHARES, STRATEGIES, TASKS, between, reach, workload
-from saturate import Measured, Served, Until, measure, run
+from measured import Measured, measure
+from points import BOUND_SHARES, TASKS, between, reach, spaces, strategies, workload
+from saturate import Served, Until, run
 
 KV_BUDGET_BYTES = 2 << 30
 TIE = 0.05  # differences below it are ties on a shared CPU
@@ -63,6 +62,7 @@ def main() -> None:
     options.add_argument(
         "--points", default=",".join(f"{task}-{bound}" for task in TASKS for bound in BOUND_SHARES)
     )
+    options.add_argument("--workers", type=int, default=1)
     options.add_argument("--passes", type=int, default=2)
     options.add_argument("--seconds", type=float, default=7.0, help="a run, after its warm-up")
     options.add_argument("--out", type=Path, default=Path("results/policies"))
@@ -74,10 +74,10 @@ def main() -> None:
     points = given.points.split(",")
     loads = {task: workload(task) for task in TASKS}  # one profile for any points
     rows: list[dict] = []
-    with profiled(given.model, list(loads.values())) as ready:
+    with profiled(given.model, list(loads.values()), given.workers) as ready:
         for name in points:
             task, bound = name.split("-")
-            reached = reach(ready.table, loads[task], kv_budget(ready))
+            reached = reach(ready.table, loads[task], kv_budget(ready), given.workers)
             bound_s = between(*reached, BOUND_SHARES[bound])
             console.print(f"\n[bold]{name}[/]: s99 answers within {bound_s:.3f} s")
             found = measure_point(ready, loads[task], bound_s, given, name)
@@ -100,9 +100,9 @@ def measure_point(
     ready: Profiled, load: Workload, bound_s: float, given: argparse.Namespace, name: str
 ) -> list[dict]:
     """Every candidate of one workload and bound, measured in turn."""
-    candidates = list(propose(ready, load, bound_s))
+    candidates = list(propose(ready, load, bound_s, given.workers))
     served = Served(
-        address=ready.address,
+        workers=ready.workers,
         model_path=ready.folder,
         dtype=DTYPE,
         kv_tokens=kv_budget(ready),
@@ -132,25 +132,30 @@ def measure_point(
     return [_row(candidate, runs[index], bound_s) for index, candidate in enumerate(candidates)]
 
 
-def propose(ready: Profiled, load: Workload, bound_s: float) -> Iterator[Candidate]:
+def propose(
+    ready: Profiled, load: Workload, bound_s: float, num_workers: int
+) -> Iterator[Candidate]:
     """The candidates of every policy under the bound."""
     capacity = kv_budget(ready)
-    choice = _plan(ready, load, bound_s, STRATEGIES).schedule
-    law = CompletionLaw(load)
+    names = strategies(num_workers)
+    choice = _plan(ready, load, bound_s, names, num_workers).schedule
     promise = Promise.full(length=load.s99, error=ready.table.error_p95)
-    for name in STRATEGIES:
-        space = space_of(model_of(name, ready.table, law), promise, capacity)
-        best = search(space, bound_s).best
-        if best is None:
-            continue
-        points = {best.point} | _neighbours(space, best.point, bound_s)
-        for point in sorted(points):
-            schedule: Schedule = space.schedule(point)
-            predicted = simulate(schedule, ready.table, load).tokens_per_s
-            yield Candidate(
-                policy=name, schedule=schedule, predicted=predicted, is_choice=schedule == choice
-            )
-    pool = _plan(ready, load, bound_s, ["CRA"]).schedule.model_dump()["pool"]
+    for name in names:
+        for space in spaces(name, ready.table, load, promise, capacity, num_workers):
+            best = search(space, bound_s).best
+            if best is None:
+                continue
+            points = {best.point} | _neighbours(space, best.point, bound_s)
+            for point in sorted(points):
+                schedule: Schedule = space.schedule(point)
+                predicted = simulate(schedule, ready.table, load).tokens_per_s
+                yield Candidate(
+                    policy=name,
+                    schedule=schedule,
+                    predicted=predicted,
+                    is_choice=schedule == choice,
+                )
+    pool = _plan(ready, load, bound_s, ["CRA"], num_workers).schedule.model_dump()["pool"]
     sizes = sorted({max(1, round(pool * factor)) for factor in (0.7, 0.85, 1.0, 1.3)})
     for size in sizes:
         yield Candidate(policy="ORCA", schedule=OrcaSchedule(pool=size))
@@ -162,14 +167,17 @@ def propose(ready: Profiled, load: Workload, bound_s: float) -> Iterator[Candida
             )
 
 
-def _plan(ready: Profiled, load: Workload, bound_s: float, strategies: Sequence[str]) -> Plan:
+def _plan(
+    ready: Profiled, load: Workload, bound_s: float, names: Sequence[str], num_workers: int
+) -> Plan:
     return make_plan(
         table=ready.table,
         model=ready.spec,
         workload=load,
         bound=Bound(seconds=bound_s),
         memory=MemoryBudget(device_bytes=KV_BUDGET_BYTES, reserve_bytes=0),
-        strategies=strategies,
+        strategies=names,
+        workers=num_workers,
     )
 
 

@@ -1,10 +1,11 @@
 """Does the prediction come true? Every plan is written down first, then run under a saturated
 backlog and measured.
 
-    python benchmarks/prediction.py [--quick] [--models random,demo] [--out results/prediction]
+    python benchmarks/prediction.py [--quick] [--models random,demo] [--workers 1] [--out results/prediction]
 
-Three workloads (points.py) x two bounds that bind x RRA and CRA, on a small random Llama and on the
-demo model. Each point runs twice, in two passes, so
+Three workloads (points.py) x two bounds that bind x every strategy that so many workers can run
+(one: RRA and CRA; two: these as two units, and WAA), on a small random Llama and on the demo model.
+Each point runs twice, in two passes, so
 that the machine's own run-to-run spread stands beside the errors. Nothing is fitted on serving
 data: the table comes from the profile, and the plan file's
 time stamp is older than its run's. Prints a table and writes plans.json, runs.json, and the step logs.
@@ -30,8 +31,9 @@ from bench_worker import DTYPE, Profiled, profiled
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.workload import Workload
-from points import BOUND_SHARES, STRATEGIES, between, reach, workload
-from saturate import Measured, Served, Until, measure, run
+from measured import Measured, measure
+from points import BOUND_SHARES, TASKS, between, reach, strategies, workload
+from saturate import Served, Until, run
 
 KV_BUDGET_BYTES = 2 << 30  # far above what these pools need
 STEADY = 0.06  # runs in which the machine was as fast as while profiling
@@ -59,6 +61,8 @@ def main() -> None:
         "--quick", action="store_true", help="one workload and bound, one pass, under 5 minutes"
     )
     options.add_argument("--models", default="random,demo")
+    options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--strategies", default="", help="default: all that the workers can run")
     options.add_argument("--tasks", default="S,T,G")
     options.add_argument("--passes", type=int, default=2)
     options.add_argument("--probes", type=int, default=300, help="answers of length s99 a run")
@@ -80,15 +84,13 @@ def main() -> None:
 def _model(model: str, given: argparse.Namespace, console: Console) -> Iterator[dict]:
     tasks = given.tasks.split(",")
     loads = {task: workload(task) for task in tasks}
-    with profiled(model, list(loads.values())) as ready:
+    with profiled(model, [workload(task) for task in TASKS], given.workers) as ready:
         points = [
-            point
-            for task in tasks
-            for point in _points(ready, model, task, loads[task], quick=given.quick)
+            point for task in tasks for point in _points(ready, model, task, loads[task], given)
         ]
         _write_plans(given.out / f"plans-{model}.json", points)
         served = Served(
-            address=ready.address,
+            workers=ready.workers,
             model_path=ready.folder,
             dtype=DTYPE,
             kv_tokens=min(point.plan.kv_tokens_capacity for point in points),
@@ -103,7 +105,7 @@ def _model(model: str, given: argparse.Namespace, console: Console) -> Iterator[
 
 
 def _points(
-    ready: Profiled, model: str, task: str, load: Workload, *, quick: bool
+    ready: Profiled, model: str, task: str, load: Workload, given: argparse.Namespace
 ) -> Iterator[Point]:
     """The plans of one workload: every strategy at every bound that binds both."""
     question = {
@@ -111,14 +113,16 @@ def _points(
         "model": ready.spec,
         "workload": load,
         "memory": MemoryBudget(device_bytes=KV_BUDGET_BYTES, reserve_bytes=0),
+        "workers": given.workers,
     }
     capacity = question["memory"].kv_tokens(
         weight_bytes=ready.spec.weight_bytes(DTYPE),
         kv_bytes_per_token=ready.spec.kv_bytes_per_token(DTYPE),
     )
-    quickest, unbounded = reach(ready.table, load, capacity)
-    shares = {"loose": BOUND_SHARES["loose"]} if quick else BOUND_SHARES
-    for (label, share), name in itertools.product(shares.items(), STRATEGIES):
+    quickest, unbounded = reach(ready.table, load, capacity, given.workers)
+    shares = {"loose": BOUND_SHARES["loose"]} if given.quick else BOUND_SHARES
+    names = given.strategies.split(",") if given.strategies else strategies(given.workers)
+    for (label, share), name in itertools.product(shares.items(), names):
         seconds = between(quickest, unbounded, share)
         plan = make_plan(**question, bound=Bound(seconds=seconds), strategies=[name])
         yield Point(model=model, task=task, bound=label, plan=plan)

@@ -1,4 +1,7 @@
-"""A Hugging Face Llama folder as a bf16 GGUF without vocabulary: the same weights for llama.cpp, fed with token ids."""
+"""A Hugging Face Llama folder as a bf16 GGUF: the same weights for llama.cpp.
+
+Without a vocabulary it is fed with token ids through the library; llama.cpp's server wants the vocabulary too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ OUTER = {
 }
 
 
-def write_gguf(folder: Path, target: Path) -> Path:
+def write_gguf(folder: Path, target: Path, *, vocabulary: bool = False) -> Path:
     """Writes `target` from the weights in `folder`, once; returns it."""
     if target.exists():
         return target
@@ -29,6 +32,10 @@ def write_gguf(folder: Path, target: Path) -> Path:
     partial = target.with_suffix(".partial")
     writer = gguf.GGUFWriter(partial, "llama")
     _metadata(writer, config)
+    if vocabulary:
+        _vocabulary(writer, folder, config)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.float().numpy()
         for projection, heads in (
@@ -64,8 +71,25 @@ def _metadata(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(head_dim)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+
+
+def _vocabulary(writer: gguf.GGUFWriter, folder: Path, config: dict) -> None:
+    """A byte-pair vocabulary, as in `tokenizer.json`."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = {each["id"]: each["content"] for each in tokenizer["added_tokens"]}
+    texts = {index: text for text, index in tokenizer["model"]["vocab"].items()} | added
+    size = config["vocab_size"]
+    normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([texts.get(index, f"<unused{index}>") for index in range(size)])
+    writer.add_token_types([control if index in added else normal for index in range(size)])
+    merges = tokenizer["model"]["merges"]
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
 
 
 def _interleave(weight: np.ndarray, heads: int) -> np.ndarray:
