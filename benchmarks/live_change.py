@@ -4,10 +4,10 @@
 
 N_D, B_E, and RRA to CRA and back, then CRA's B_D and C: the plan's own schedule A and another B in
 turns (A B A B ...), and A to A as a control. From the step log: how many cycles begin by the old
-knobs after the change is accepted (0: the next one is new), and the tokens/s in a window around
-each change over the mean of A's and B's own, taken from the other half of each turn. The issue's
-window is a minute; here it is as long as a turn, half of it before the change and half after, and
-the result is scaled to a minute.
+knobs after the one under way when the change is made (0: the next one is new), and the tokens/s in
+a window around each change over the mean of A's and B's own, taken from the other half of each
+turn, all of whole cycles. The goal is for the minute around a change; the window here is as long as
+a turn, half of it before the change and half after, and what is lost is scaled to a minute.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from grpc import aio
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -39,7 +40,9 @@ MINUTE_S = 60.0
 
 
 def main() -> None:
-    given = options(__doc__, turn_s=20.0, rounds=3).parse_args()
+    parser = options(__doc__, turn_s=20.0, rounds=3)
+    parser.add_argument("--only", default="", help="changes whose names hold this")
+    given = parser.parse_args()
     load = workload(given.task)
     console = Console(width=160)
     with profiled(given.model, [load]) as ready:
@@ -49,12 +52,15 @@ def main() -> None:
                        "around / expected", "95 %", "lost in a minute"):  # fmt: skip
             table.add_column(column)
         for name, plan, a, b in _pairs(rra, cra):
+            if given.only not in name:
+                continue
             turns = [
                 (label, each) for _ in range(given.rounds) for label, each in (("A", a), ("B", b))
             ]
             steps, taken = _run(ready, load, plan, turns, given.turn)
-            table.add_row(name, *_row(steps, taken, ready.table.kernel_s, given.turn))
-            console.print(table.rows[-1] and name, "done")
+            row = _row(steps, taken, ready.table.kernel_s, given.turn)
+            table.add_row(name, *row)
+            console.print(name, *row, sep=" | ")
         console.print(table)
 
 
@@ -64,7 +70,7 @@ def _pairs(rra: Plan, cra: Plan) -> list[tuple[str, Plan, Schedule, Schedule]]:
     assert isinstance(c, CraSchedule), c
     interval, batch = a.encode_interval, a.encode_batch
     plain = RraSchedule(encode_batch=batch, encode_interval=interval)
-    other = max(interval + 1, round(1.4 * interval))
+    other = max(1, round(0.6 * interval))  # not beyond the longest answer, where cycles end early
     fewer = max(1, round(0.7 * batch))
     return [
         (f"control: N_D {interval} to {interval}", rra, plain, plain),
@@ -75,8 +81,8 @@ def _pairs(rra: Plan, cra: Plan) -> list[tuple[str, Plan, Schedule, Schedule]]:
         (f"RRA to CRA ({c.pool}, {c.chunk_tokens})", rra, plain, c),
         (f"B_D {c.pool} to {max(1, round(0.7 * c.pool))}", cra, c,
          CraSchedule(pool=max(1, round(0.7 * c.pool)), chunk_tokens=c.chunk_tokens)),
-        (f"C {c.chunk_tokens} to {2 * c.chunk_tokens}", cra, c,
-         CraSchedule(pool=c.pool, chunk_tokens=2 * c.chunk_tokens)),
+        (f"C {c.chunk_tokens} to {c.chunk_tokens // 2}", cra, c,
+         CraSchedule(pool=c.pool, chunk_tokens=c.chunk_tokens // 2)),
     ]  # fmt: skip
 
 
@@ -119,9 +125,14 @@ def _row(steps: Steps, taken: list[Turn], kernel_s: float, turn_s: float) -> lis
     normalised, _ = times_s(steps, kernel_s)
     until, made = np.cumsum(normalised), np.cumsum(tokens(steps))
 
+    whole = _cycles(steps)  # where one begins: part of a cycle has more, or fewer, tokens a second
+
     def rate(first_s: float, last_s: float) -> float:
-        i, j = np.searchsorted(until, (first_s, last_s))
-        return float((made[j - 1] - made[i]) / (until[j - 1] - until[i]))
+        i, j = np.searchsorted(until[whole], (first_s, last_s))
+        if j - i < 2:
+            raise SystemExit("a window without a whole cycle: give a longer --turn")
+        i, j = whole[i], whole[j - 1]
+        return float((made[j] - made[i]) / (until[j] - until[i]))
 
     at = [float(until[max(turn.first - 1, 0)]) for turn in taken]
     ends = [*at[1:], float(until[-1])]
@@ -152,13 +163,18 @@ def _row(steps: Steps, taken: list[Turn], kernel_s: float, turn_s: float) -> lis
     ]
 
 
+def _cycles(steps: Steps) -> NDArray[np.int64]:
+    """The iterations before those that begin a step: as many tokens and as much time are then of whole cycles."""
+    log = steps.iterations
+    return np.array([i for i in range(len(log) - 1) if log[i].last and log[i].sequence])
+
+
 def _old_cycles(steps: Steps, turn: Turn) -> int:
     """Steps decided after the change that are not by its schedule, before the first that is."""
     log = steps.iterations
-    under_way = log[turn.first - 1]
-    first = turn.first if under_way.last else next(
-        i for i in range(turn.first, len(log)) if log[i].sequence != under_way.sequence
-    )  # fmt: skip
+    # The step of the next iteration had been sent when the change was made: under a backlog one always is.
+    under_way = log[turn.first].sequence
+    first = next(i for i in range(turn.first, len(log)) if log[i].sequence != under_way)
     count, i = 0, first
     while i < len(log):
         end = next((j for j in range(i, len(log)) if log[j].last), len(log) - 1)
@@ -171,7 +187,8 @@ def _old_cycles(steps: Steps, turn: Turn) -> int:
 def _is_by(schedule: Schedule, step: Sequence) -> bool:
     match schedule:
         case RraSchedule(encode_interval=interval):
-            return len(step) == 1 + interval and step[0].shape.encode_chunks > 0
+            # Fewer iterations only where nobody is left to decode.
+            return len(step) == 1 + interval or (len(step) <= interval and not step[-1].active)
         case CraSchedule(pool=pool, chunk_tokens=chunk):
             shape = step[0].shape
             encoded = shape.tokens - shape.decode_queries
