@@ -144,3 +144,9 @@ def write_random_llama(folder: Path, shape: RandomLlama = RandomLlama()) -> Path
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def knobs(schedule: dict) -> str:
+    """The numbers that were chosen, as in the tables: B_E/N_D, B_D/C, B_E/B_D."""
+    left_out = ("strategy", "units", "encoders", "decoders", "adjustment")
+    return "/".join(str(value) for name, value in schedule.items() if name not in left_out)

@@ -36,7 +36,7 @@ from exegpt_planner.simulator import simulate
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.workload import Workload
 from measured import Measured, measure
-from points import BOUND_SHARES, TASKS, between, reach, spaces, strategies, workload
+from points import BOUND_SHARES, TASKS, between, knobs, reach, spaces, strategies, workload
 from saturate import Served, Until, run
 
 KV_BUDGET_BYTES = 2 << 30
@@ -240,10 +240,9 @@ def _table(rows: Sequence[dict]) -> Table:
         is_best = best.get(row["policy"]) is row
         if not (is_best or row["is_choice"]):
             continue
-        knobs = ", ".join(f"{k}={v}" for k, v in row["schedule"].items() if k != "strategy")
         table.add_row(
             row["policy"],
-            knobs,
+            knobs(row["schedule"]),
             "" if row["predicted"] is None else f"{row['predicted']:.0f}",
             f"{row['tokens_per_s']:.0f}",
             f"{row['tokens_per_s'] / top:.3f}",

@@ -32,7 +32,7 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.workload import Workload
 from measured import Measured, measure
-from points import BOUND_SHARES, TASKS, between, reach, strategies, workload
+from points import BOUND_SHARES, TASKS, between, knobs, reach, strategies, workload
 from saturate import Served, Until, run
 
 KV_BUDGET_BYTES = 2 << 30  # far above what these pools need
@@ -191,11 +191,10 @@ def _error(predicted: float, measured: float) -> float:
 
 
 def _line(row: dict) -> str:
-    knobs = "/".join(str(value) for value in list(row["schedule"].values())[1:])
     raw, norm = row["errors"]["raw"], row["errors"]["normalised"]
     seen = row["measured"]
     return (
-        f"{row['point']:24s} {knobs:>8s} s99={row['s99']:<3d} "
+        f"{row['point']:24s} {knobs(row['schedule']):>8s} s99={row['s99']:<3d} "
         f"tok/s {row['predicted']['tokens_per_s']:7.1f} | raw {seen['raw']['tokens_per_s']:7.1f} "
         f"norm {seen['normalised']['tokens_per_s']:7.1f}  err% thr {100 * norm['throughput']:+5.1f} "
         f"cyc {100 * norm['cycle']:+5.1f} lat {100 * norm['s99_mean']:+5.1f} pool {100 * row['pool_error']:+5.1f} "
