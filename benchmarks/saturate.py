@@ -151,6 +151,8 @@ async def _keep_full(  # noqa: PLR0913 - one loop, its parts named
 ) -> None:
     rng = np.random.default_rng(seed)
     s99 = workload.s99
+    while not (conductor.is_complete or any(each.done() for each in working)):  # loads the model
+        await asyncio.sleep(0.01)
     begun = time.monotonic()
     probes = 0
     over = asyncio.Event()

@@ -96,6 +96,11 @@ class Conductor:
             return self._ways.is_any_open
         return any(lane.is_connected for lane in self._lanes)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every worker is connected."""
+        return all(lane.is_connected for lane in self._lanes)
+
     def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> QueryStream:
         """The output stream of a new query; raises Draining, PromptTooLong or QueueFull."""
         if self.is_draining:
