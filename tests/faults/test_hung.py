@@ -154,7 +154,7 @@ async def test_a_step_and_a_load_longer_than_the_patience_for_pings_are_no_fault
     began_s = time.monotonic()
     try:
         async with (
-            hampered(worker, stopped_s=0.5, running_s=0.05),
+            hampered(worker, stopped_s=0.5, running_s=0.02),
             rig.conducting(links, OrcaSchedule(pool=1), kv_tokens=kv_tokens),
         ):
             load_s = time.monotonic() - began_s
