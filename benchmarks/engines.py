@@ -31,7 +31,7 @@ from exegpt_cli.cache import Cache
 from exegpt_cli.lifetime import open_many_files
 from exegpt_cli.output import say
 from exegpt_cli.own_server import NICENESS
-from exegpt_cli.placement import leave_to_worker, this_machine
+from exegpt_cli.placement import leave_to_workers, this_machine
 from peers import PeerUnavailable
 from points import BOUND_SHARES, STRATEGIES
 
@@ -61,7 +61,7 @@ def main() -> None:
         own = Own(manifest, question, given.task, placement)
         stack.callback(own.end)
         own.start(Path(work) / "exegpt.log")
-        leave_to_worker(placement)
+        leave_to_workers(placement)
         os.nice(NICENESS)  # once every server is started: the load yields to their HTTP side
         loader = Loader(question.law, placement)
         contest = Contest(given, question, own, fleet, tuned, loader)

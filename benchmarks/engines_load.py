@@ -121,7 +121,7 @@ class Loader:
     def calibrate(self) -> float:
         """Seconds of the calibration kernel on the cores that compute, now."""
         here = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self._placement.worker_cores)
+        os.sched_setaffinity(0, self._placement.worker_cores[0])
         try:
             return statistics.median(self._kernel.run() for _ in range(KERNELS))
         finally:
@@ -173,9 +173,9 @@ class _Cores:
         self._end = psutil.cpu_times(percpu=True)
 
     def shares(self) -> dict[str, float]:
-        every = self._placement.worker_cores + self._placement.other_cores
+        every = self._placement.worker_cores[0] + self._placement.other_cores
         return {
-            "engine_busy": 1 - self._share("idle", self._placement.worker_cores),
+            "engine_busy": 1 - self._share("idle", self._placement.worker_cores[0]),
             "front_busy": 1 - self._share("idle", self._placement.other_cores),
             "stolen": self._share("steal", every),
         }

@@ -140,7 +140,7 @@ class Own:
         """Serves under the tightest bound first: its plan lies well inside the profile."""
         self._write(min(self._question.bounds_s.values()), STRATEGIES)
         reading, writing = os.pipe()
-        every = self._placement.worker_cores + self._placement.other_cores
+        every = self._placement.worker_cores[0] + self._placement.other_cores
         serve = [sys.executable, "-m", "exegpt_cli.main", "serve", "-f", str(self._manifest)]
         options = ["--port", "0", "--probes", str(PROBE_SHARE), "--max-waiting", "100000"]
         with log.open("wb") as output:

@@ -94,7 +94,7 @@ def _llamacpp(room: Room) -> Command:
 
 
 def _vllm(room: Room) -> Command:
-    cores = ",".join(map(str, room.placement.worker_cores))
+    cores = ",".join(map(str, room.placement.worker_cores[0]))
     return Command(
         words=(
             str(peers.environment("vllm")), "-m", "vllm.entrypoints.openai.api_server",

@@ -68,7 +68,7 @@ class Server:
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*on_cores(self._placement.worker_cores + self._placement.other_cores), *words],
+                [*on_cores(self._placement.worker_cores[0] + self._placement.other_cores), *words],
                 env=environment | dict(self._command.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -92,7 +92,7 @@ class Server:
         """What computes onto the worker's cores, the rest onto the others."""
         process = psutil.Process(self.pid)
         children = process.children(recursive=True)
-        worker, other = self._placement.worker_cores, self._placement.other_cores
+        worker, other = self._placement.worker_cores[0], self._placement.other_cores
         computes = self._command.computing == "children"
         for each in children:
             _pin(each, worker)
