@@ -36,7 +36,7 @@ class Fleet:
             for name, server in self._servers.items():
                 with noted(self._tuned[name]):
                     server.await_ready()
-        except BaseException:
+        except BaseException:  # whatever happens, no server stays; and it goes on
             self.__exit__()
             raise
         return self

@@ -37,7 +37,7 @@ class Exchange:
             yield [self._departure(each) for each in hand_overs if each.queries]
             for outgoing in self._under_way:
                 outgoing.finish()
-        except BaseException:
+        except BaseException:  # whatever ends the iteration ends its pushes too, and goes on
             for outgoing in self._under_way:
                 outgoing.abandon()
             raise

@@ -14,7 +14,7 @@ import sys
 os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"  # read once, by torch
 
 import exegpt_runner.kv_transfer.receiver  # what a worker imports, all before the forks
-import exegpt_runner.service  # noqa: F401
+import exegpt_runner.service  # noqa: F401 - loads torch once, for all who are forked
 from exegpt_runner import worker
 from exegpt_runner.clocks import CalibrationKernel
 
