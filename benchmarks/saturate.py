@@ -140,6 +140,11 @@ def backlog_of(schedule: AnySchedule) -> int:
             return 2 * schedule.pool
 
 
+def exactly(tokens: int) -> SamplingParams:
+    """Sampling of so many tokens, whatever they are."""
+    return SamplingParams(temperature=0.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
+
+
 async def _keep_full(  # noqa: PLR0913 - one loop, its parts named
     conductor: Conductor,
     served: Served,
@@ -181,13 +186,8 @@ async def _keep_full(  # noqa: PLR0913 - one loop, its parts named
         inputs, outputs = workload.sample(rng, short)
         for length_in, length_out in zip(inputs, outputs, strict=True):
             prompt = rng.integers(3, served.vocab, size=int(length_in)).tolist()
-            limits = SamplingParams(
-                temperature=0.0,
-                max_tokens=int(length_out),
-                min_tokens=int(length_out),
-                ignore_eos=True,
-            )
-            task = asyncio.create_task(follow(conductor.submit(prompt, limits), int(length_out)))
+            stream = conductor.submit(prompt, exactly(int(length_out)))
+            task = asyncio.create_task(follow(stream, int(length_out)))
             running.add(task)
             task.add_done_callback(running.discard)
             waiting += 1

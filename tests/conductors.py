@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,7 @@ from exegpt_gateway.step_log import StepLog
 from exegpt_gateway.worker_link import Patience, WorkerLink
 from exegpt_planner.schedule import AnySchedule
 from exegpt_wire import worker_pb2
-from fake_worker import FakeWorker
+from fake_worker import FakeWorker, answer
 
 MakeWorker = Callable[..., Awaitable[FakeWorker]]
 Serve = Callable[[Conductor], "asyncio.Task[None]"]
@@ -69,3 +70,21 @@ async def eventually(condition: Callable[[], bool]) -> None:
     """Lets the loop run until it holds; the test's own timeout ends a wait in vain."""
     while not condition():
         await asyncio.sleep(0)
+
+
+async def restless_client(
+    conductor: Conductor, rng: random.Random, query: int, *, comes_within: int = 200
+) -> None:
+    """Comes some time, asks something, and may leave before it has all of the answer."""
+    for _ in range(rng.randrange(comes_within)):
+        await asyncio.sleep(0)
+    prompt = [rng.randrange(256) for _ in range(rng.randint(1, 150))]
+    length = rng.randint(1, 100)
+    stream = conductor.submit(prompt, greedy(length))
+    leaves_after = rng.randint(0, length) if rng.random() < 0.3 else None
+    if leaves_after is None:
+        assert await collect(stream) == answer(prompt, length), f"query {query}"
+        return
+    got = [(await anext(stream)).token for _ in range(leaves_after)]
+    assert got == answer(prompt, leaves_after), f"query {query}"
+    stream.cancel()

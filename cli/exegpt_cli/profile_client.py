@@ -42,7 +42,7 @@ class ProfileClient:
                 request, wait_for_ready=True, timeout=START_S, metadata=self._metadata
             )
         except aio.AioRpcError as error:
-            raise self._explain(error) from None
+            raise self.explain(error) from None
         self.incarnation, self.epoch = reply.incarnation, reply.epoch
         return reply
 
@@ -62,7 +62,7 @@ class ProfileClient:
         try:
             await self._stub.Configure(request, metadata=self._metadata)
         except aio.AioRpcError as error:
-            raise self._explain(error) from None
+            raise self.explain(error) from None
         return request
 
     async def measure(
@@ -76,13 +76,14 @@ class ProfileClient:
             measured = self._stub.Measure(request, metadata=self._metadata)
             return [measurement async for measurement in measured]
         except aio.AioRpcError as error:
-            raise self._explain(error) from None
+            raise self.explain(error) from None
 
     def run(self) -> Run:
         """A stream of steps."""
         return self._stub.Run(metadata=self._metadata)
 
-    def _explain(self, error: aio.AioRpcError) -> ExeGPTError:
+    def explain(self, error: aio.AioRpcError) -> ExeGPTError:
+        """What a call's failure means for whoever profiles."""
         text = message_of(error.details())
         match error.code():
             case grpc.StatusCode.INVALID_ARGUMENT:

@@ -48,13 +48,16 @@ async def hand_over_curves(
     """Costs by KV tokens of one encode, up to `largest_tokens`; both workers are configured."""
     smallest = min(PROMPT_TOKENS, largest_tokens)
     sizes = np.geomspace(smallest, largest_tokens, len(TURNS)).round().astype(int)
-    async with _Stream.opened(encoder) as sender, _Stream.opened(decoder) as receiver:
-        way = _Way(sender, receiver, decoder)
-        await way.turn(int(sizes[0]))  # the connection is made
-        timed = [
-            [await way.turn(int(size)) for _ in range(turns)]
-            for size, turns in zip(sizes, TURNS, strict=True)
-        ]
+    try:
+        async with _Stream.opened(encoder) as sender, _Stream.opened(decoder) as receiver:
+            way = _Way(sender, receiver, decoder)
+            await way.turn(int(sizes[0]))  # the connection is made
+            timed = [
+                [await way.turn(int(size)) for _ in range(turns)]
+                for size, turns in zip(sizes, TURNS, strict=True)
+            ]
+    except aio.AioRpcError as error:
+        raise decoder.explain(error) from None
     medians = {
         name: np.array([np.median([getattr(each, name) for each in turns]) for turns in timed])
         for name in ("sent", "joined", "exposed")
@@ -193,7 +196,9 @@ class _Stream:
 
     async def _read(self) -> worker_pb2.IterationResult:
         result = await self.run.read()
-        assert isinstance(result, worker_pb2.IterationResult), await self.run.details()
+        if not isinstance(result, worker_pb2.IterationResult):
+            said = await self.run.details()
+            raise Unavailable(f"a worker ended while hand-overs were timed ({said}). Run again.")
         self.handed += result.handed
         self.arrived += result.arrived
         return result

@@ -174,9 +174,10 @@ class _Serving:
         return listening(self._steering, options.control, token=token)
 
     async def _until_ready(self, conducting: asyncio.Task[None]) -> None:
-        """Until the worker holds the model; ends early when the conductor does."""
+        """Until every worker holds the model; ends early when the conductor does."""
         with progress(f"Loading the weights of {self._name}"):
-            while not self._conductor.ready and not conducting.done():
+            conductor = self._conductor
+            while not (conductor.ready and conductor.is_complete) and not conducting.done():
                 await asyncio.sleep(READY_POLL_S)
 
     async def _serve(self, app: FastAPI) -> None:

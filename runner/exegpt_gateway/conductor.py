@@ -48,7 +48,6 @@ from exegpt_wire import worker_pb2
 log = logging.getLogger(__name__)
 
 MAX_LOSSES = 5  # a query lost so often is taken to be what kills workers, or transfers
-IDLE_STEP = StepPlan(decode_iterations=1)
 
 
 class Conductor:
@@ -189,9 +188,10 @@ class Conductor:
         """The next step of this lane, its queries moved accordingly, or None when there is nothing to do."""
         target = None
         if isinstance(self.schedule, WaaSchedule) and self._parts[lane.index] == "encoder":
-            probe = self._ways.probe(lane, next(self._sequences))
+            probe = self._ways.probe(lane)
             if probe is not None:
-                return Step(IDLE_STEP, probe)
+                probe.sequence = next(self._sequences)
+                return Step(StepPlan(), worker_pb2.Command(step=probe))
             target = self._ways.decoder_for(lane, self.schedule.pool)
         plan = next_step(self.schedule, self._view(lane, target))
         if plan is None:
@@ -212,9 +212,12 @@ class Conductor:
         num_tokens = len(pool.active) + sum(chunk.tokens for chunk in plan.chunks)
         return Step(plan, command, num_tokens=num_tokens, transfer=transfer)
 
-    def sent(self, lane: Lane, step: Step) -> None:
-        """The worker has the step: time to hand out what has come so far."""
-        del lane, step
+    def hand_out(self) -> None:
+        """A worker is at its next iteration: time to hand out what has come so far."""
+        self._ledger.hand_out()
+
+    def sent(self) -> None:
+        """A worker has its step: time to hand out what has come so far, and to show the pool."""
         self._ledger.hand_out()
         self._ledger.pool(
             waiting=len(self._backlog),
@@ -240,7 +243,7 @@ class Conductor:
             self._hand_on(step, pool)
         if result.last and step.overrun:
             # Its drop may have come before its encode: say it again, now that the worker knows the query.
-            lane.drop(sorted(step.overrun))
+            lane.drop(queries=step.overrun)
         if ended or result.evicted:
             self._wake()
 
@@ -248,15 +251,14 @@ class Conductor:
         """What came and went, from any message of the worker."""
         for transfer in result.arrived:
             if not self._hand_overs.arrived(lane.index, transfer):
-                lane.drop([], [transfer])  # given up meanwhile
+                lane.drop(transfers=[transfer])  # given up meanwhile
         for handed in result.handed:
             self._handed(lane, handed)
         if result.arrived or result.handed:
             self._wake()
 
-    def finished(self, lane: Lane, step: Step, seconds: float) -> None:
+    def finished(self, step: Step, seconds: float) -> None:
         """The step's last result has come."""
-        del lane
         if step.plan.chunks or not isinstance(self.schedule, RraSchedule):
             self._ledger.metrics.cycle_s.observe(seconds)
 
@@ -274,7 +276,7 @@ class Conductor:
             if transfer.is_encoded:
                 lost += transfer.queries.values()
             if transfer.target != lane.index:
-                self._lanes[transfer.target].drop([], [transfer.id])
+                self._lanes[transfer.target].drop(transfers=[transfer.id])
         self._give_back(lost, error)
         self._ledger.metrics.worker_restarts.inc()
         extra = {"worker": lane.index, "reason": str(error), "queries_in_flight": len(lost)}
@@ -306,7 +308,7 @@ class Conductor:
             self._give_back(leaving, WorkerLost(f"hand-over failed: {transfer.problem}"))
         elif not leaving:
             self._hand_overs.give_up(transfer.id, "nobody is left to hand over")
-            self._lanes[transfer.target].drop([], [transfer.id])
+            self._lanes[transfer.target].drop(transfers=[transfer.id])
         self._wake()
 
     # Hand-overs
@@ -323,7 +325,7 @@ class Conductor:
         log.warning("hand-over failed", extra={"worker": lane.index, "reason": handed.problem})
         transfer = self._hand_overs.give_up(handed.transfer, handed.problem)
         if transfer is not None:
-            self._lanes[transfer.target].drop([], [transfer.id])
+            self._lanes[transfer.target].drop(transfers=[transfer.id])
             if transfer.is_encoded:
                 problem = WorkerLost(f"hand-over failed: {handed.problem}")
                 self._give_back(transfer.queries.values(), problem)
@@ -345,7 +347,7 @@ class Conductor:
         found = self._backlog.remove(query) or self._hand_overs.remove(query)
         for lane in self._lanes:
             if found is None and (found := lane.pool.remove(query)) is not None:
-                lane.drop([query])
+                lane.drop(queries=[query])
         if found is None:
             return
         if found.stream.is_complete and found.generated:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,8 +49,11 @@ class Host(Protocol):
     def next_step(self, lane: Lane) -> Step | None:
         """The next step of this lane, its queries moved accordingly, or None when there is nothing to do."""
 
-    def sent(self, lane: Lane, step: Step) -> None:
-        """The worker has the step: time to hand out what has come so far."""
+    def sent(self) -> None:
+        """A worker has its step: time to hand out what has come so far, and to show the pool."""
+
+    def hand_out(self) -> None:
+        """A worker is at its next iteration: time to hand out what has come so far."""
 
     def apply(
         self, lane: Lane, step: Step, result: worker_pb2.IterationResult, at_s: float
@@ -59,7 +63,7 @@ class Host(Protocol):
     def news(self, lane: Lane, result: worker_pb2.IterationResult) -> None:
         """What came and went, from any message of the worker."""
 
-    def finished(self, lane: Lane, step: Step, seconds: float) -> None:
+    def finished(self, step: Step, seconds: float) -> None:
         """The step's last result has come."""
 
     def rests(self) -> bool:
@@ -90,12 +94,11 @@ class Lane:
         """Has an idle lane look again for something to do."""
         self._changed.set()
 
-    def drop(self, queries: list[int], transfers: list[int] | None = None) -> None:
+    def drop(self, *, queries: Iterable[int] = (), transfers: Iterable[int] = ()) -> None:
         """Has the worker forget these at its next iteration."""
         self._drops += queries
-        self._dropped_transfers += transfers or []
-        if self._drops or self._dropped_transfers:
-            self._drop_asked.set()
+        self._dropped_transfers += transfers
+        self._drop_asked.set()
 
     async def run(self, host: Host) -> None:
         """Serves until the host says that it may end; raises WorkerRefused when no retry helps."""
@@ -160,7 +163,7 @@ class Lane:
         begun_s = time.monotonic()
         await self._send_drops()
         await self.link.send(step.command)
-        host.sent(self, step)
+        host.sent()
         is_last = False
         while not is_last:
             result = await self.link.receive(step.num_tokens)
@@ -175,8 +178,8 @@ class Lane:
             host.apply(self, step, result, received_s)
             is_last = result.last
             if not is_last:
-                host.sent(self, step)
-        host.finished(self, step, time.monotonic() - begun_s)
+                host.hand_out()
+        host.finished(step, time.monotonic() - begun_s)
 
     async def _send_drops(self) -> None:
         if self._drops or self._dropped_transfers:

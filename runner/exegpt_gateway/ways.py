@@ -50,15 +50,14 @@ class Ways:
             is_empty=not (len(held) or arriving),
         )
 
-    def probe(self, encoder: Lane, sequence: int) -> worker_pb2.Command | None:
+    def probe(self, encoder: Lane) -> worker_pb2.Step | None:
         """A step that tries the way to a decoder, if one is untried."""
         for decoder in self._of("decoder"):
             if decoder.is_connected and self.probes.is_due(encoder, decoder):
-                number = self._hand_overs.next_id()
-                command = worker_pb2.Command(step=worker_pb2.Step(sequence=sequence))
-                add_probe(command.step, number, decoder.link.place)
+                number, step = self._hand_overs.next_id(), worker_pb2.Step()
+                add_probe(step, number, decoder.link.place)
                 self.probes.begin(encoder, decoder, number)
-                return command
+                return step
         return None
 
     def _is_open(self, encoder: Lane, decoder: Lane) -> bool:

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from conductors import MakeWorker, Serve, build_conductor, collect, greedy
-from exegpt_gateway.conductor import Conductor
+from conductors import MakeWorker, Serve, build_conductor, restless_client
 from exegpt_planner.schedule import (
     AnySchedule,
     CraSchedule,
@@ -16,7 +15,7 @@ from exegpt_planner.schedule import (
     RraSchedule,
     StaticSchedule,
 )
-from fake_worker import FakeWorker, answer
+from fake_worker import FakeWorker
 
 SCHEDULES: list[AnySchedule] = [
     RraSchedule(encode_batch=4, encode_interval=7),
@@ -25,22 +24,6 @@ SCHEDULES: list[AnySchedule] = [
     StaticSchedule(batch=4, early_termination=False),
     OrcaSchedule(pool=6),
 ]
-
-
-async def client(conductor: Conductor, rng: random.Random, query: int) -> None:
-    """Comes some time, asks something, and may leave before it has all of the answer."""
-    for _ in range(rng.randrange(200)):
-        await asyncio.sleep(0)
-    prompt = [rng.randrange(256) for _ in range(rng.randint(1, 150))]
-    length = rng.randint(1, 100)
-    stream = conductor.submit(prompt, greedy(length))
-    leaves_after = rng.randint(0, length) if rng.random() < 0.3 else None
-    if leaves_after is None:
-        assert await collect(stream) == answer(prompt, length), f"query {query}"
-        return
-    got = [(await anext(stream)).token for _ in range(leaves_after)]
-    assert got == answer(prompt, leaves_after), f"query {query}"
-    stream.cancel()
 
 
 async def trouble(worker: FakeWorker, rng: random.Random) -> None:
@@ -61,7 +44,7 @@ async def test_every_client_gets_its_answer(
     worker = await make_worker(kv_tokens=rng.randint(5, 16) * 64)
     conductor = build_conductor(worker, schedule)
     running = serve(conductor)
-    clients = [asyncio.ensure_future(client(conductor, rng, n)) for n in range(40)]
+    clients = [asyncio.ensure_future(restless_client(conductor, rng, n)) for n in range(40)]
     killer = asyncio.ensure_future(trouble(worker, rng))
     await asyncio.gather(*clients)
     killer.cancel()

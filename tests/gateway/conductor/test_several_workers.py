@@ -18,6 +18,7 @@ from conductors import (
     collect_all,
     eventually,
     greedy,
+    restless_client,
 )
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.metrics import Metrics, Promise
@@ -295,22 +296,6 @@ async def test_a_schedule_changes_under_way_without_a_loss(
     await asyncio.wait_for(running, 10)
 
 
-async def client(conductor: Conductor, rng: random.Random, query: int) -> None:
-    """Comes some time, asks something, and may leave before it has all of the answer."""
-    for _ in range(rng.randrange(300)):
-        await asyncio.sleep(0)
-    prompt = [rng.randrange(256) for _ in range(rng.randint(1, 150))]
-    length = rng.randint(1, 100)
-    stream = conductor.submit(prompt, greedy(length))
-    leaves_after = rng.randint(0, length) if rng.random() < 0.3 else None
-    if leaves_after is None:
-        assert await collect(stream) == answer(prompt, length), f"query {query}"
-        return
-    got = [(await anext(stream)).token for _ in range(leaves_after)]
-    assert got == answer(prompt, leaves_after), f"query {query}"
-    stream.cancel()
-
-
 async def trouble(workers: list[FakeWorker], rng: random.Random) -> None:
     """Kills workers, and lets hand-overs fail or wait for a while."""
     for _ in range(4):
@@ -352,7 +337,10 @@ async def test_every_client_gets_its_answer_whatever_happens(
     metrics = Metrics(CollectorRegistry(), promise)
     conductor = build_conductor(workers, schedule, metrics=metrics)
     running = serve(conductor)
-    clients = [asyncio.ensure_future(client(conductor, rng, n)) for n in range(40)]
+    clients = [
+        asyncio.ensure_future(restless_client(conductor, rng, n, comes_within=300))
+        for n in range(40)
+    ]
     beside = [asyncio.ensure_future(trouble(workers, rng))]
     if seed % 2:
         beside.append(asyncio.ensure_future(change(conductor, workers, rng, promise)))
