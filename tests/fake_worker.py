@@ -22,6 +22,7 @@ from exegpt_wire import GRPC_OPTIONS, PROTOCOL, worker_pb2
 from exegpt_wire.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 
 EXTENT = 64
+_Inbox = asyncio.Queue[worker_pb2.Step | Literal["news"] | None]
 _incarnations = itertools.count(1)
 _by_address: dict[str, FakeWorker] = {}  # the running ones: who KV is handed to
 
@@ -96,7 +97,7 @@ class FakeWorker(WorkerServicer):
         self._arrived: list[int] = []
         self._handed: list[worker_pb2.Handed] = []
         self._withheld: list[tuple[worker_pb2.HandOver, dict[int, _Slot]]] = []
-        self._inbox: asyncio.Queue[worker_pb2.Step | Literal["news"] | None] = asyncio.Queue()
+        self._inbox: _Inbox | None = None  # of the Run stream there is
         self._server: aio.Server | None = None
 
     @property
@@ -115,6 +116,7 @@ class FakeWorker(WorkerServicer):
     async def kill(self) -> None:
         """Dies at once: streams break, KV is gone."""
         server, self._server = self._server, None
+        self._inbox = None
         _by_address.pop(self.address, None)
         if server is not None:
             await server.stop(None)
@@ -177,6 +179,7 @@ class FakeWorker(WorkerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
         self.configured.append(request)
         self.epoch = request.epoch
+        self._inbox = None
         self._clear()
         await self._tell()
         return worker_pb2.ConfigureReply(
@@ -188,7 +191,8 @@ class FakeWorker(WorkerServicer):
         request_iterator: AsyncIterator[worker_pb2.Command],
         context: aio.ServicerContext[worker_pb2.Command, worker_pb2.IterationResult],
     ) -> AsyncIterator[worker_pb2.IterationResult]:
-        steps = self._inbox = asyncio.Queue()
+        steps = self._inbox = _Inbox()
+        await context.send_initial_metadata(())
         reader = asyncio.ensure_future(self._sort(request_iterator, steps))
         try:
             while (step := await steps.get()) is not None:
@@ -207,11 +211,7 @@ class FakeWorker(WorkerServicer):
     ) -> AsyncIterator[worker_pb2.Measurement]:
         raise NotImplementedError("a toy has nothing to measure")
 
-    async def _sort(
-        self,
-        commands: AsyncIterator[worker_pb2.Command],
-        steps: asyncio.Queue[worker_pb2.Step | Literal["news"] | None],
-    ) -> None:
+    async def _sort(self, commands: AsyncIterator[worker_pb2.Command], steps: _Inbox) -> None:
         async for command in commands:
             if command.HasField("step"):
                 steps.put_nowait(command.step)
@@ -241,8 +241,7 @@ class FakeWorker(WorkerServicer):
 
     async def _run(self, step: worker_pb2.Step) -> AsyncIterator[worker_pb2.IterationResult]:
         """One result an iteration; exactly one of them, if need be an empty one, is the last."""
-        left = step.decode_iterations
-        chunks = list(step.chunks)
+        left, chunks = step.decode_iterations, list(step.chunks)
         self._join(step)
         for each in step.hand_overs:
             if not each.queries:
@@ -295,17 +294,19 @@ class FakeWorker(WorkerServicer):
         target = _by_address.get(hand_over.address)
         meant = (hand_over.incarnation, hand_over.epoch)
         reason = self.refuse_kv or (self.lose_kv if hand_over.queries else "")
-        if target is None or meant != (target.incarnation, target.epoch):
-            reason = reason or "unavailable"
+        if target is None or meant != (target.incarnation, target.epoch) or target._inbox is None:
+            reason = reason or "unavailable"  # KV lands only while a stream runs
         elif not reason and slots:
             target._landed[hand_over.transfer] = slots
             target._arrived.append(hand_over.transfer)
             target._inbox.put_nowait("news")
             await target._tell()
-        ended = worker_pb2.Handed(transfer=hand_over.transfer, reason=reason)
-        ended.problem = reason and f"toy: {reason}"
-        self._handed.append(ended)
-        self._inbox.put_nowait("news")
+        if self._inbox is not None:  # else nobody is there who knows of it
+            problem = reason and f"toy: {reason}"
+            self._handed.append(
+                worker_pb2.Handed(transfer=hand_over.transfer, reason=reason, problem=problem)
+            )
+            self._inbox.put_nowait("news")
         await self._tell()
 
     def _join(self, step: worker_pb2.Step) -> None:

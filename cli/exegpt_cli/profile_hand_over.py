@@ -151,6 +151,7 @@ class _Stream:
     async def opened(cls, client: ProfileClient) -> AsyncIterator[_Stream]:
         run = client.run()
         try:
+            await run.initial_metadata()  # from now on KV lands there
             yield cls(run)
         finally:
             run.cancel()

@@ -161,7 +161,7 @@ class WorkerLink:
             self.worker = await self._describe(stub)
             self._epoch = self._next_epoch(self.worker.epoch)
             reply = await self._place(stub, self.worker.incarnation)
-            run = stub.Run(metadata=(*self._metadata, (EPOCH_KEY, str(self._epoch))))
+            run = await self._start(stub)
         except BaseException:
             await channel.close()
             raise
@@ -253,6 +253,22 @@ class WorkerLink:
                 f"{request.kv_tokens}. Plan again with less memory, or free memory on its device."
             )
         return reply
+
+    async def _start(
+        self, stub: WorkerAsyncStub
+    ) -> aio.StreamStreamCall[worker_pb2.Command, worker_pb2.IterationResult]:
+        """The stream of steps, once the worker serves it: from then on KV lands there."""
+        run = stub.Run(metadata=(*self._metadata, (EPOCH_KEY, str(self._epoch))))
+        try:
+            async with asyncio.timeout(DESCRIBE_S):
+                await run.initial_metadata()
+                if run.done():
+                    await _read(run)  # raises why
+        except TimeoutError:
+            raise self._hung("did not begin to serve", DESCRIBE_S) from None
+        except aio.AioRpcError as error:
+            raise self._lost(error) from None
+        return run
 
     def _open(self) -> _Connection:
         if self._connection is None:

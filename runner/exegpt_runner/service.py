@@ -89,6 +89,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         with self._use(context, inbox.close) as engine:
             self._inbox = inbox
             self.landing.serve(self._receiving(engine))
+            context.send_initial_metadata(())  # says that KV may come
             try:
                 yield from self._serve(engine, inbox, context)
             finally:

@@ -75,7 +75,8 @@ class WorkerServicer:
 
     def Run(self, request_iterator, context):
         """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
-        The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+        The metadata `exegpt-epoch` says under which epoch; another than the newest is refused. The worker's own metadata come
+        once it takes in KV; until then hand-overs to it end as UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

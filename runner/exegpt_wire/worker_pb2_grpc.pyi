@@ -40,7 +40,8 @@ class WorkerStub:
     """Puts this worker in its place: model, layers, peers, KV arena. In place and at any time; the newest epoch wins."""
     Run: _grpc.StreamStreamMultiCallable[_worker_pb2.Command, _worker_pb2.IterationResult]
     """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
-    The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+    The metadata `exegpt-epoch` says under which epoch; another than the newest is refused. The worker's own metadata come
+    once it takes in KV; until then hand-overs to it end as UNAVAILABLE.
     """
     Measure: _grpc.UnaryStreamMultiCallable[_worker_pb2.MeasureRequest, _worker_pb2.Measurement]
     """Times steps of the given shapes in the serving process."""
@@ -54,7 +55,8 @@ class WorkerAsyncStub(WorkerStub):
     """Puts this worker in its place: model, layers, peers, KV arena. In place and at any time; the newest epoch wins."""
     Run: _aio.StreamStreamMultiCallable[_worker_pb2.Command, _worker_pb2.IterationResult]  # type: ignore[assignment]
     """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
-    The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+    The metadata `exegpt-epoch` says under which epoch; another than the newest is refused. The worker's own metadata come
+    once it takes in KV; until then hand-overs to it end as UNAVAILABLE.
     """
     Measure: _aio.UnaryStreamMultiCallable[_worker_pb2.MeasureRequest, _worker_pb2.Measurement]  # type: ignore[assignment]
     """Times steps of the given shapes in the serving process."""
@@ -83,7 +85,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.IterationResult], _abc.AsyncIterator[_worker_pb2.IterationResult]]:
         """Steps in order; one IterationResult for each iteration run. One stream at a time: a newer epoch's ends the older.
-        The metadata `exegpt-epoch` says under which epoch; another than the newest is refused.
+        The metadata `exegpt-epoch` says under which epoch; another than the newest is refused. The worker's own metadata come
+        once it takes in KV; until then hand-overs to it end as UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

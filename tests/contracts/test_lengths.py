@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -70,7 +70,6 @@ def test_cells_are_differences_of_scipys_truncated_normal(task: str) -> None:
     )
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(feasible())
 def test_moments_after_truncation_are_those_asked_for(moments: tuple[float, float, int]) -> None:
     mean, std, longest = moments
@@ -85,7 +84,6 @@ def test_moments_after_truncation_are_those_asked_for(moments: tuple[float, floa
         assert law.var == pytest.approx(std**2 + 1 / 12, rel=0.02)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.integers(2, 5000))
 def test_the_largest_std_at_the_middle_is_the_uniforms(longest: int) -> None:
     limit = largest_std(longest / 2, longest)
@@ -143,7 +141,6 @@ def test_a_std_of_0_is_a_point_mass_at_the_ceiling(mean: float, length: int) -> 
     assert (law.max, law.mean, law.var) == (length, length, 0)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(laws(), st.floats(0.001, 1), st.floats(0.001, 1))
 def test_quantiles_rise_and_invert_the_distribution(law: LengthLaw, a: float, b: float) -> None:
     low, high = law.quantile(min(a, b)), law.quantile(max(a, b))
@@ -152,7 +149,6 @@ def test_quantiles_rise_and_invert_the_distribution(law: LengthLaw, a: float, b:
     assert law.pmf[:low].sum() < min(a, b)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(laws())
 def test_survival_sums_to_the_mean(law: LengthLaw) -> None:
     assert law.survival[0] == pytest.approx(1)
@@ -162,7 +158,6 @@ def test_survival_sums_to_the_mean(law: LengthLaw) -> None:
     assert law.square - law.mean**2 == pytest.approx(law.var, abs=1e-9)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(laws(), laws(), st.floats(0, 1))
 def test_a_mixture_weighs_its_parts(a: LengthLaw, b: LengthLaw, share: float) -> None:
     law = mixture(a, b, share)

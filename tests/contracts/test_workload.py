@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt_planner.errors import InvalidSpec, Unavailable
@@ -17,7 +17,6 @@ from exegpt_planner.workload import Workload, read_trace, read_workload
 PAIRS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(PAIRS)
 def test_a_trace_keeps_its_joint_law(pairs: list[tuple[int, int]]) -> None:
     workload = Workload.from_trace(pairs)
@@ -32,7 +31,6 @@ def test_a_trace_keeps_its_joint_law(pairs: list[tuple[int, int]]) -> None:
     assert workload.output.pmf @ workload.input_square == pytest.approx(workload.input.square)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(PAIRS, st.floats(0.01, 0.9), st.sampled_from([50.0, 90.0, 99.0]))
 def test_probes_keep_the_percentile_and_the_input_law(
     pairs: list[tuple[int, int]], share: float, percentile: float

@@ -16,7 +16,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from cli.tables import promise
-from conductors import build_conductor, greedy
+from conductors import build_conductor, eventually, greedy
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.control import check_address, listening
 from exegpt_gateway.metrics import Metrics
@@ -115,7 +115,7 @@ async def test_a_schedule_is_in_force_at_the_next_step_and_predicted_anew(
     running = asyncio.ensure_future(conductor.run())
     streams = [conductor.submit([n], greedy(40)) for n in range(3)]
     await worker.hold_after(2)
-    await worker.received(1)
+    await eventually(lambda: conductor.num_iterations == 2)
     async with gateway.open() as stub:
         reply = await stub.UpdateSchedule(
             by_schedule(RraSchedule(encode_batch=1, encode_interval=7), if_revision=1)

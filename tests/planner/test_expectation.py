@@ -52,7 +52,7 @@ def test_counts_keep_their_values_at_whole_numbers() -> None:
     assert extended.at_zero == pytest.approx(4.0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000))
 def test_floor_does_not_fall_and_stays_below(seed: int) -> None:
     curve = curve_of(seed)
@@ -62,7 +62,7 @@ def test_floor_does_not_fall_and_stays_below(seed: int) -> None:
     assert np.all(floor(x) <= curve(x) + 1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.floats(0.1, 50), st.floats(0, 8), st.floats(0, 4))
 def test_lower_bound_holds_for_larger_means_and_every_sd(
     seed: int, mean: float, sd: float, more: float
@@ -75,7 +75,7 @@ def test_lower_bound_holds_for_larger_means_and_every_sd(
             assert low <= curve.mean(*law)[0] + 1e-9
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000))
 def test_lines_lie_below_the_curve(seed: int) -> None:
     curve = curve_of(seed)

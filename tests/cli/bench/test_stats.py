@@ -20,7 +20,7 @@ def test_a_percentile_is_the_smallest_value_with_that_share_at_or_below_it() -> 
     assert percentile([7.0], 0.01) == 7.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SAMPLES, st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_percentiles_agree_with_numpys_inverse_of_the_empirical_law(
     values: list[float], q: float
@@ -50,7 +50,7 @@ def test_clopper_pearson_gives_the_known_intervals(
     assert clopper_pearson(kept, num) == pytest.approx((low, high), abs=5e-7)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 500), st.data())
 def test_clopper_pearson_agrees_with_scipys_exact_test(num: int, data: st.DataObject) -> None:
     kept = data.draw(st.integers(0, num))

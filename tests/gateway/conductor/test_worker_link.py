@@ -68,14 +68,14 @@ async def test_results_come_in_order_and_a_killed_worker_is_lost(make_worker: Ma
 async def test_patience_grows_with_the_work_that_was_sent(make_worker: MakeWorker) -> None:
     worker = await make_worker()
     worker.iteration_s = 0.002  # it says: for 2 tokens, so 1 ms each
-    link = WorkerLink(worker.address, CONFIGURE, patience=Patience(floor_s=0.01, multiple=10))
+    link = WorkerLink(worker.address, CONFIGURE, patience=Patience(floor_s=2, multiple=10))
     await link.connect()
     await link.send(encode(1))
     await link.receive(2)
     await worker.hold_after(1)
     await link.send(encode(2, sequence=2))
 
-    with pytest.raises(WorkerHung, match=r"no result for 0\.04 s"):
+    with pytest.raises(WorkerHung, match=r"no result for 2\.03 s"):
         await link.receive(3)
     await link.close()
 

@@ -47,7 +47,7 @@ def check(body: bytes, served: ServedModel) -> None:
             json.dumps(answer, ensure_ascii=False).encode()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(fields=FIELDS, left_out=st.sampled_from(["prompt", "messages"]))
 def test_any_fields(served: ServedModel, fields: dict[str, Any], left_out: str) -> None:
     right = {name: value for name, value in RIGHT.items() if name != left_out}

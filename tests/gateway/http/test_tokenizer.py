@@ -52,7 +52,6 @@ def pieces(tokenizer: Tokenizer, tokens: list[int], after: list[int] | None = No
     return [*[detokenizer.push(token) for token in tokens], detokenizer.flush()]
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=60))
 def test_the_pieces_of_any_text_add_up_and_never_break_a_character(
     served: ServedModel, text: str
@@ -64,7 +63,6 @@ def test_the_pieces_of_any_text_add_up_and_never_break_a_character(
         assert not any(REPLACEMENT in piece for piece in found)
 
 
-@settings(deadline=None)
 @given(tokens=st.lists(st.integers(0, 399), max_size=60))
 def test_any_byte_level_tokens_add_up_to_their_one_shot_decode(
     served: ServedModel, tokens: list[int]
@@ -82,7 +80,7 @@ class Measuring(Tokenizer):
         return super().decode(tokens)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_endless_garbage_is_delivered_from_bounded_windows(
     model_folder: Path, data: st.DataObject
@@ -96,7 +94,6 @@ def test_endless_garbage_is_delivered_from_bounded_windows(
     assert found == tokenizer.decode(tokens)
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=40))
 def test_metaspace_pieces_of_any_text_add_up(metaspace: Tokenizer, text: str) -> None:
     tokens = metaspace.encode(text, add_special_tokens=False)
@@ -106,7 +103,6 @@ def test_metaspace_pieces_of_any_text_add_up(metaspace: Tokenizer, text: str) ->
         assert not any(REPLACEMENT in piece for piece in found)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_metaspace_words_add_up(metaspace: Tokenizer, data: st.DataObject) -> None:
     ids = [metaspace.encode(word, add_special_tokens=False)[-1] for word in "Helowrd"]

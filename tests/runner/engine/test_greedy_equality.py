@@ -88,9 +88,7 @@ def steps(draw: st.DrawFn) -> list[tuple[dict[int, int], bool]]:
     return draw(st.lists(st.tuples(encode, st.booleans()), max_size=40))
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=steps(), kv_granules=st.integers(3, 12))
 def test_any_sequence_of_steps_equals_transformers(
     oracle: Oracle, plan: list[tuple[dict[int, int], bool]], kv_granules: int

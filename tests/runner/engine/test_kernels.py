@@ -149,7 +149,7 @@ def test_threads_change_no_number() -> None:
 
 
 @given(st.floats(width=32, allow_subnormal=False))
-@settings(max_examples=200, deadline=None)  # the first call compiles
+@settings(max_examples=200)  # the first call compiles
 def test_numbers_are_rounded_as_torch_rounds_them(number: float) -> None:
     """A norm with these weights and x = 1 stores the weights: to nearest, ties to even, NaN and infinity kept."""
     weight = torch.full((16,), number)

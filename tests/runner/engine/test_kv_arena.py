@@ -82,7 +82,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArena = ArenaMachine.TestCase
-TestArena.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestArena.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 def test_a_query_grows_in_place_while_there_is_room_behind_it() -> None:

@@ -47,9 +47,10 @@ def test_the_reply_describes_the_model_and_at_least_the_room_asked_for(
 
 
 def test_an_older_epoch_is_refused(configure: Configure) -> None:
+    older = configure().epoch
     newest = configure().epoch
     assert configure(epoch=newest).epoch == newest  # the same request again: a retry
-    for epoch, kv_tokens in ((newest, 64), (1, 2048)):
+    for epoch, kv_tokens in ((newest, 64), (older, 2048)):
         code, text = _refusal(configure, epoch=epoch, kv_tokens=kv_tokens)
         assert code is grpc.StatusCode.ABORTED
         assert f"epoch {epoch} is not newer" in text
