@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from exegpt_runner.layers.batch import Batch, ChunkRows
+from exegpt_runner.layers.chunk_attention import ChunkAttention
 from exegpt_runner.layers.kernels import AttentionKernels, attention_kernels, usable
 from exegpt_runner.layers.linear import padded
 from exegpt_runner.layers.rotary import Rotation
@@ -27,6 +28,7 @@ class Heads:
     head_dim: int
     frequencies: Tensor  # (D/2,) float32: radians a position
     kernels: AttentionKernels | None  # where this machine has them
+    of_chunk: ChunkAttention | None
 
     @staticmethod
     def of(
@@ -34,8 +36,9 @@ class Heads:
     ) -> Heads:
         """With kernels, compiled now, if there are any for `dtype`."""
         shape = (num_heads, num_kv_heads, head_dim)
-        is_usable = usable(dtype, head_dim // 2)
-        return Heads(*shape, frequencies, attention_kernels(*shape) if is_usable else None)
+        if not usable(dtype, head_dim // 2):
+            return Heads(*shape, frequencies, None, None)
+        return Heads(*shape, frequencies, attention_kernels(*shape), ChunkAttention.of(*shape))
 
 
 class Attention:
@@ -45,7 +48,11 @@ class Attention:
         self._heads = heads
         self._batch = batch
         self._rotation = Rotation.at(padded(batch.positions, dtype), heads.frequencies)
-        self._masks = [_mask(chunk, dtype) if chunk.start else None for chunk in batch.chunks]
+        self._masks = (
+            [_mask(chunk, dtype) if chunk.start else None for chunk in batch.chunks]
+            if heads.of_chunk is None
+            else []
+        )
 
     def __call__(self, qkv: Tensor, kv: Tensor) -> Tensor:
         """qkv: (T, H + 2G, D), turned in place; kv: (2, G, C, D), written at the batch's slots.
@@ -56,7 +63,18 @@ class Attention:
         self._place(qkv, kv)
         attended = qkv.new_empty(len(qkv), H * D)
         self._decode(qkv, kv, attended)
-        for chunk, mask in zip(batch.chunks, self._masks, strict=True):
+        if (of_chunk := self._heads.of_chunk) is not None:
+            for chunk in batch.chunks:
+                of_chunk(qkv, kv, chunk, attended)
+        else:
+            self._encode(qkv, kv, attended)
+        attended[len(batch.tokens) :] = 0
+        return attended
+
+    def _encode(self, qkv: Tensor, kv: Tensor, attended: Tensor) -> None:
+        """The rows of chunks."""
+        H, D = self._heads.num_heads, self._heads.head_dim
+        for chunk, mask in zip(self._batch.chunks, self._masks, strict=True):
             context = chunk.start + chunk.num_tokens
             keys, values = kv.narrow(2, chunk.kv_start, context).unsqueeze(1)
             heads = qkv.narrow(0, chunk.first, chunk.num_tokens)[:, :H].transpose(0, 1)  # (H, t, D)
@@ -70,8 +88,6 @@ class Attention:
             )
             rows = attended.narrow(0, chunk.first, chunk.num_tokens)
             rows.view(-1, H, D).copy_(out[0].transpose(0, 1))
-        attended[len(batch.tokens) :] = 0
-        return attended
 
     def _place(self, qkv: Tensor, kv: Tensor) -> None:
         slots, rotation, heads = self._batch.slots, self._rotation, self._heads

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 
-from exegpt_runner.layers.row_product import RowProduct
+from exegpt_runner.layers.few_rows import FewRows
 
 # One layout serves all: the one for 32 rows was as fast at 1 and at 1024 rows as theirs.
 _PACKED_FOR_ROWS = 32
@@ -45,40 +45,40 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
         self._is_packed = packs(weight.dtype)
-        self._of_row: RowProduct | None = None
+        self._few_rows: FewRows | None = None
         self._weight = weight
         if self._is_packed:
             self._weight = _onednn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
-            self._of_row = RowProduct.of(self._weight, weight, bias)
+            self._few_rows = FewRows.of(self._weight, weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (T, in); returns (T, out)."""
-        if self._of_row is not None and len(x) == 1:
-            return self._of_row(x, "none")
+        if self._few_rows is not None and self._few_rows.takes(len(x)):
+            return self._few_rows(x, "none")
         if self._is_packed:
             return self._fused(x, "none")
         return linear(x, self._weight, self._bias)
 
     def add(self, x: Tensor, other: Tensor) -> Tensor:
         """Other + the product. other: (T, out)."""
-        if self._of_row is not None and len(x) == 1:
-            return self._of_row(x, "add", other)
+        if self._few_rows is not None and self._few_rows.takes(len(x)):
+            return self._few_rows(x, "add", other)
         if self._is_packed:
             return self._combined(x, other, "add")
         return other + linear(x, self._weight, self._bias)
 
     def multiply(self, x: Tensor, other: Tensor) -> Tensor:
         """Other times the product. other: (T, out)."""
-        if self._of_row is not None and len(x) == 1:
-            return self._of_row(x, "multiply", other)
+        if self._few_rows is not None and self._few_rows.takes(len(x)):
+            return self._few_rows(x, "multiply", other)
         if self._is_packed:
             return self._combined(x, other, "mul")
         return other * linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, activation: Activation) -> Tensor:
         """The product, through an activation."""
-        if self._of_row is not None and len(x) == 1 and activation != "gelu_tanh":
-            return self._of_row(x, activation)
+        if activation != "gelu_tanh" and self._few_rows and self._few_rows.takes(len(x)):
+            return self._few_rows(x, activation)
         if self._is_packed:
             return self._fused(x, *_FUSED[activation])
         return _PLAIN[activation](linear(x, self._weight, self._bias))

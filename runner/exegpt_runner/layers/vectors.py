@@ -128,6 +128,10 @@ class Lanes:
         """The larger one."""
         return self._call("llvm.maxnum", self._floats, [self._floats] * 2, [x, y])
 
+    def largest(self, x: Value) -> Value:
+        """The largest lane."""
+        return self._call("llvm.vector.reduce.fmax", _FLOAT, [self._floats], [x])
+
     def exp(self, x: Value) -> Value:
         """E to the power of x <= 0, relative error 2e-7; 0 below the least normal float32."""
         b = self._builder
@@ -160,6 +164,37 @@ class Lanes:
         for line in range(0, num_bytes, _LINE_BYTES):
             at = b.inttoptr(self.offset(address, line), byte)
             b.call(function, [at, _INT(_READ), _INT(_MODERATE_LOCALITY), _INT(_DATA)])
+
+    def spread(self, source: Value, target: Value, stride: int) -> None:
+        """Writes the pairs of bfloat16 of two blocks at `source` to `target`, each `stride` bytes after the last."""
+        pairs = self._load(source, self._ints, HALF_BYTES)
+        for lane in range(self._width):
+            pair = self._builder.extract_element(pairs, _INT(lane))
+            self._store(pair, self.offset(target, stride * lane), HALF_BYTES)
+
+    def interleave(self, even: Value, odd: Value, target: Value) -> None:
+        """Writes a block of bfloat16 from `even` and one from `odd` as pairs."""
+        low, high = (
+            self._builder.zext(self._load(at, self._halves, HALF_BYTES), self._ints)
+            for at in (even, odd)
+        )
+        pairs = self._builder.or_(low, self._builder.shl(high, self._all(16)))
+        self._store(pairs, target, HALF_BYTES)
+
+    def constant_int(self, number: int) -> Value:
+        """An int64."""
+        return _LONG(number)
+
+    def pointer(self, address: Value) -> Value:
+        """`address` as LLVM's instructions take it."""
+        return self._builder.inttoptr(address, _BYTE.as_pointer())
+
+    def instruct(self, name: str, *operands: Value | int) -> None:
+        """An x86 instruction without a result; an int is a register's number."""
+        values = [_BYTE(each) if isinstance(each, int) else each for each in operands]
+        module, full = self._builder.module, f"llvm.x86.{name}"
+        kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        self._builder.call(module.globals.get(full) or ir.Function(module, kind, full), values)
 
     def _all(self, number: int) -> Value:
         return ir.Constant(self._ints, [number] * self._width)

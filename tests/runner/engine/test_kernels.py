@@ -12,13 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exegpt_runner.layers import kernels
-from exegpt_runner.layers.row_product import Finish, RowProduct
+from exegpt_runner.layers import chunk_attention, kernels, tiles
+from exegpt_runner.layers.batch import ChunkRows
+from exegpt_runner.layers.few_rows import FewRows
+from exegpt_runner.layers.finish import Finish
 
 pytestmark = pytest.mark.skipif(
     not kernels.usable(torch.bfloat16, 16), reason="this CPU has no bf16 kernels"
 )
 
+needs_tiles = pytest.mark.skipif(not tiles.usable(), reason="this CPU has no tiles of bf16")
 SHAPES = [(3, 1, 32), (8, 2, 96)]  # H, G, D
 CAPACITY = 320
 ROUNDING = 2**-8  # of bfloat16, relative
@@ -167,22 +170,68 @@ FINISHES: dict[Finish, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "num_rows", [1, *(pytest.param(n, marks=needs_tiles) for n in (8, 16, 24, 32))]
+)
 @pytest.mark.parametrize("finish", FINISHES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_product_of_one_row_is_that_of_float64(finish: Finish, has_bias: bool) -> None:
+def test_the_product_of_few_rows_is_that_of_float64(
+    finish: Finish, has_bias: bool, num_rows: int
+) -> None:
     weight, bias = noise(96, 64), noise(96, seed=1) if has_bias else None
-    product = row_product(weight, bias)
+    product = few_rows(weight, bias)
     assert product is not None
-    x, other = noise(1, 64, seed=2), noise(1, 96, seed=3)
+    assert product.takes(num_rows)
+    x, other = noise(num_rows, 64, seed=2), noise(num_rows, 96, seed=3)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     expected = FINISHES[finish](exact, other.double())
     found = product(x, finish, other).double()
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-5)
 
 
+@needs_tiles
+def test_products_of_onednn_and_of_tiles_do_not_disturb_each_other() -> None:
+    weight = noise(96, 64)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+    product = FewRows.of(packed, weight, None)
+    assert product is not None
+    few, many = noise(24, 64, seed=1), noise(100, 64, seed=2)
+    for _ in range(3):
+        for x, found in (
+            (few, product(few, "none")),
+            (many, torch.ops.mkldnn._linear_pointwise(many, packed, None, "none", [], "")),
+        ):
+            expected = x.double() @ weight.double().T
+            torch.testing.assert_close(found.double(), expected, rtol=ROUNDING, atol=1e-5)
+
+
+@needs_tiles
+@pytest.mark.parametrize("shape", [*SHAPES, (4, 2, 160)])
+@pytest.mark.parametrize("start", [0, 1, 5, 31, 32, 100])
+@pytest.mark.parametrize("num_tokens", [1, 7, 16, 33, 80])
+def test_attention_of_a_chunk_is_that_of_float64(
+    shape: tuple[int, int, int], start: int, num_tokens: int
+) -> None:
+    H, G, D = shape
+    first, kv_start = 3, 17
+    qkv, kv = noise(first + num_tokens, H + 2 * G, D), noise(2, G, CAPACITY, D, seed=1)
+    end = kv_start + start + num_tokens
+    kv[:, :, :kv_start], kv[:, :, end:] = torch.nan, torch.inf  # what is beside must not matter
+    attend = chunk_attention.ChunkAttention.of(H, G, D)
+    assert attend is not None
+    out = torch.full((first + num_tokens, H * D), 7.0, dtype=torch.bfloat16)
+    chunk = ChunkRows(first=first, num_tokens=num_tokens, kv_start=kv_start, start=start)
+    attend(qkv, kv, chunk, out)
+    contexts = [start + 1 + row for row in range(num_tokens)]
+    expected = attended(qkv[first:], kv, [kv_start] * num_tokens, contexts, H)
+    # weights are rounded to bfloat16 before they meet the values, as in torch
+    torch.testing.assert_close(out[first:].double(), expected, rtol=ROUNDING, atol=0.01)
+    assert (out[:first] == 7).all()
+
+
 def test_silu_of_large_numbers_is_exact_on_both_sides() -> None:
     weight = torch.diag(torch.tensor([200.0, -200.0, 40.0, -40.0] * 8)).to(torch.bfloat16)
-    product = row_product(weight, None)
+    product = few_rows(weight, None)
     assert product is not None
     found = product(torch.ones(1, 32, dtype=torch.bfloat16), "silu")
     assert found[0, :4].tolist() == [200.0, 0.0, 40.0, pytest.approx(-40 * math.exp(-40), rel=0.01)]
@@ -190,12 +239,12 @@ def test_silu_of_large_numbers_is_exact_on_both_sides() -> None:
 
 def test_a_matrix_that_is_laid_out_otherwise_is_left_to_onednn() -> None:
     weight = noise(64, 64)
-    assert row_product(noise(48, 64), None) is None  # no whole block of outputs
-    assert row_product(noise(64, 48), None) is None
+    assert few_rows(noise(48, 64), None) is None  # no whole block of outputs
+    assert few_rows(noise(64, 48), None) is None
     onednn = torch.ops.mkldnn
     other = onednn._reorder_linear_weight(noise(64, 64, seed=1), 32)
-    assert RowProduct.of(other, weight, None) is None
+    assert FewRows.of(other, weight, None) is None
 
 
-def row_product(weight: Tensor, bias: Tensor | None) -> RowProduct | None:
-    return RowProduct.of(torch.ops.mkldnn._reorder_linear_weight(weight, 32), weight, bias)
+def few_rows(weight: Tensor, bias: Tensor | None) -> FewRows | None:
+    return FewRows.of(torch.ops.mkldnn._reorder_linear_weight(weight, 32), weight, bias)
