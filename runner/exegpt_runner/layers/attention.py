@@ -48,11 +48,8 @@ class Attention:
         self._heads = heads
         self._batch = batch
         self._rotation = Rotation.at(padded(batch.positions, dtype), heads.frequencies)
-        self._masks = (
-            [_mask(chunk, dtype) if chunk.start else None for chunk in batch.chunks]
-            if heads.of_chunk is None
-            else []
-        )
+        masked = batch.chunks if heads.of_chunk is None else ()  # the kernel needs no masks
+        self._masks = [_mask(chunk, dtype) if chunk.start else None for chunk in masked]
 
     def __call__(self, qkv: Tensor, kv: Tensor) -> Tensor:
         """qkv: (T, H + 2G, D), turned in place; kv: (2, G, C, D), written at the batch's slots.

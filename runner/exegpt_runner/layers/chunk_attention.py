@@ -22,6 +22,7 @@ from exegpt_runner.layers.tiles import ROW_BYTES, ROWS, TILE_BYTES
 from exegpt_runner.layers.vectors import (
     FLOAT_BYTES,
     HALF_BYTES,
+    LEAST,
     WIDTH,
     Lanes,
     Value,
@@ -32,7 +33,7 @@ from exegpt_runner.layers.vectors import (
 
 _KEYS = 2 * ROWS  # at a time
 _LANES = 2 * WIDTH
-_LEAST = np.float32(-3.4e38)  # to it, exp is 0
+_LANES_BYTES = FLOAT_BYTES * _LANES
 _TOTALS = 4  # tiles of a head's outputs at a time
 
 
@@ -83,10 +84,8 @@ def _kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel: bool)
             values_at = keys_at + G * capacity * row_bytes
             keys, values = np.zeros(length * D, np.uint16), np.zeros(length * D, np.uint16)
             pack(keys_at, values_at, context, keys.ctypes.data, values.ctypes.data)
-            scores, weights = (
-                np.empty(ROWS * length, np.float32),
-                np.empty(ROWS * length, np.uint16),
-            )
+            scores = np.empty(ROWS * length, np.float32)
+            weights = np.empty(ROWS * length, np.uint16)
             totals = np.empty(ROWS * D, np.float32)
             lanes = np.empty(ROWS * _LANES, np.float32)  # of a row's softmax: maxima, then sums
             lanes_at, totals_at = lanes.ctypes.data, totals.ctypes.data
@@ -96,7 +95,7 @@ def _kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel: bool)
                 num_rows = min(ROWS, num_tokens - part)
                 visible = start + part + 1  # to the first of them
                 seen = (visible + num_rows + _KEYS - 2) // _KEYS * _KEYS
-                configure(configurations_at + 64 * num_rows)
+                configure(configurations_at + num_rows * tiles.CONFIGURATION_BYTES)
                 for head in range(g * R, g * R + R):
                     query_at = qkv_at + (first + part) * query_bytes + head * row_bytes
                     for t in range(0, seen, _KEYS):
@@ -104,17 +103,17 @@ def _kernel(num_heads: int, num_kv_heads: int, head_dim: int, is_parallel: bool)
                         out = scores_at + FLOAT_BYTES * t
                         score(query_at, query_bytes, packed_at, out, scores_bytes)
                     for row in range(num_rows):
-                        for i in range(row * length + visible + row, row * length + seen):
-                            scores[i] = _LEAST
+                        hidden = row * length + visible + row
+                        scores[hidden : row * length + seen] = LEAST
                         row_at, out = (
                             scores_at + row * scores_bytes,
                             weights_at + row * weights_bytes,
                         )
-                        softmax(row_at, seen, scale, out, lanes_at + row * FLOAT_BYTES * _LANES)
+                        softmax(row_at, seen, scale, out, lanes_at + row * _LANES_BYTES)
                     weigh(weights_at, weights_bytes, values.ctypes.data, seen, totals_at)
                     for row in range(num_rows):
                         out = out_at + ((first + part + row) * G * R + head) * row_bytes
-                        sum_at = lanes_at + row * FLOAT_BYTES * _LANES
+                        sum_at = lanes_at + row * _LANES_BYTES
                         write(totals_at + row * FLOAT_BYTES * D, sum_at, out)
                 release()
 
@@ -271,7 +270,7 @@ def _begin() -> Any:
 
     @vector_code(int64)
     def begin(v: Lanes, lanes: Value) -> None:
-        v.store_floats(v.constant(float(_LEAST)), lanes, 0)
+        v.store_floats(v.constant(LEAST), lanes, 0)
         v.store_floats(v.constant(0.0), lanes, 1)
 
     return begin

@@ -51,7 +51,8 @@ class FewRows:
         """Whether it multiplies so many rows."""
         if num_rows == 1:
             return True
-        return self._of_rows is not None and num_rows <= MOST_ROWS and num_rows % ROW_GRAIN == 0
+        is_size = ROW_GRAIN <= num_rows <= MOST_ROWS and num_rows % ROW_GRAIN == 0
+        return is_size and self._of_rows is not None
 
     def __call__(self, x: Tensor, finish: Finish, other: Tensor | None = None) -> Tensor:
         """x: (T, in), a number of rows that it takes; other: (T, out), to add or to multiply by; returns (T, out)."""

@@ -22,6 +22,7 @@ from exegpt_runner.layers.linear import packs
 from exegpt_runner.layers.vectors import (
     FLOAT_BYTES,
     HALF_BYTES,
+    LEAST,
     WIDTH,
     Lanes,
     Value,
@@ -34,7 +35,6 @@ from exegpt_runner.layers.vectors import (
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_LEAST = np.float32(-3.4e38)  # to it, exp is 0
 _VALUES_AT_ONCE = 4  # weighed before the sum goes back to memory
 _KEYS_AHEAD = 32  # asked for before they are needed
 
@@ -145,9 +145,9 @@ def _softmax() -> Any:
         most, sums = np.empty(WIDTH, np.float32), np.empty(WIDTH, np.float32)
         row_at = numbers.ctypes.data + first * FLOAT_BYTES
         for i in range(first + size, first + length):
-            numbers[i] = _LEAST
+            numbers[i] = LEAST
         for lane in range(WIDTH):
-            most[lane], sums[lane] = _LEAST, 0
+            most[lane], sums[lane] = LEAST, 0
         for at in range(0, length, WIDTH):
             larger(row_at + at * FLOAT_BYTES, most.ctypes.data)
         for lane in range(1, WIDTH):

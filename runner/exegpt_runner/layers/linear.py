@@ -53,35 +53,39 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (T, in); returns (T, out)."""
-        if self._few_rows is not None and self._few_rows.takes(len(x)):
-            return self._few_rows(x, "none")
+        if (few_rows := self._of(len(x))) is not None:
+            return few_rows(x, "none")
         if self._is_packed:
             return self._fused(x, "none")
         return linear(x, self._weight, self._bias)
 
     def add(self, x: Tensor, other: Tensor) -> Tensor:
         """Other + the product. other: (T, out)."""
-        if self._few_rows is not None and self._few_rows.takes(len(x)):
-            return self._few_rows(x, "add", other)
+        if (few_rows := self._of(len(x))) is not None:
+            return few_rows(x, "add", other)
         if self._is_packed:
             return self._combined(x, other, "add")
         return other + linear(x, self._weight, self._bias)
 
     def multiply(self, x: Tensor, other: Tensor) -> Tensor:
         """Other times the product. other: (T, out)."""
-        if self._few_rows is not None and self._few_rows.takes(len(x)):
-            return self._few_rows(x, "multiply", other)
+        if (few_rows := self._of(len(x))) is not None:
+            return few_rows(x, "multiply", other)
         if self._is_packed:
             return self._combined(x, other, "mul")
         return other * linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, activation: Activation) -> Tensor:
         """The product, through an activation."""
-        if activation != "gelu_tanh" and self._few_rows and self._few_rows.takes(len(x)):
-            return self._few_rows(x, activation)
+        if activation != "gelu_tanh" and (few_rows := self._of(len(x))) is not None:
+            return few_rows(x, activation)
         if self._is_packed:
             return self._fused(x, *_FUSED[activation])
         return _PLAIN[activation](linear(x, self._weight, self._bias))
+
+    def _of(self, num_rows: int) -> FewRows | None:
+        """The kernel for so many rows, if there is one."""
+        return self._few_rows if self._few_rows and self._few_rows.takes(num_rows) else None
 
     def _fused(self, x: Tensor, activation: str, algorithm: str = "") -> Tensor:
         result: Tensor = _product(x, self._weight, self._bias, activation, [], algorithm)

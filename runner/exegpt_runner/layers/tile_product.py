@@ -52,7 +52,7 @@ def tile_kernel(is_parallel: bool) -> Any:
         for block in prange(outputs // _OUTPUTS):
             sums = np.empty(MOST_ROWS * _OUTPUTS, np.float32)
             block_at = weight_at + block * _OUTPUTS * stride
-            configure(configurations_at + 64 * (rows // ROW_GRAIN))
+            configure(configurations_at + rows // ROW_GRAIN * tiles.CONFIGURATION_BYTES)
             if rows <= tiles.ROWS:
                 zero_few()
                 for at in range(0, stride, tiles.ROW_BYTES):

@@ -22,6 +22,7 @@ ROWS = 16
 ROW_BYTES = 64
 INPUTS = 32  # bfloat16 in a row
 TILE_BYTES = ROWS * ROW_BYTES
+CONFIGURATION_BYTES = 64
 _PALETTE, _ROW_BYTES_AT, _ROWS_AT = 1, 16, 48  # where a configuration has what
 
 
@@ -33,8 +34,8 @@ def usable() -> bool:
 
 
 def configuration(rows: Mapping[int, int]) -> NDArray[np.uint8]:
-    """The 64 bytes that give each tile its rows; those that are not named, or have none, are not used."""
-    found = np.zeros(64, np.uint8)
+    """The bytes that give each tile its rows; those that are not named, or have none, are not used."""
+    found = np.zeros(CONFIGURATION_BYTES, np.uint8)
     found[0] = _PALETTE
     for tile, num_rows in rows.items():
         if num_rows:

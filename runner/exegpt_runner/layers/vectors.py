@@ -20,6 +20,7 @@ _LONG = ir.IntType(64)
 _FLOAT, _INT, _HALF, _BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(8)
 WIDTH = 16  # lanes; LLVM splits them where the machine has fewer
 HALF_BYTES, FLOAT_BYTES = 2, 4
+LEAST = -3.4e38  # to it, exp is 0
 _LINE_BYTES = 64
 _QUIET_NAN = 0x7FC0
 _MANTISSA_BITS = 23

@@ -16,6 +16,7 @@ from exegpt_runner.layers import chunk_attention, kernels, tiles
 from exegpt_runner.layers.batch import ChunkRows
 from exegpt_runner.layers.few_rows import FewRows
 from exegpt_runner.layers.finish import Finish
+from exegpt_runner.layers.linear import Linear
 
 pytestmark = pytest.mark.skipif(
     not kernels.usable(torch.bfloat16, 16), reason="this CPU has no bf16 kernels"
@@ -186,6 +187,17 @@ def test_the_product_of_few_rows_is_that_of_float64(
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     expected = FINISHES[finish](exact, other.double())
     found = product(x, finish, other).double()
+    torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [0, 7, 40])
+def test_other_numbers_of_rows_are_left_to_onednn(num_rows: int) -> None:
+    weight, x = noise(96, 64), noise(num_rows, 64, seed=1)
+    product = few_rows(weight, None)
+    assert product is not None
+    assert not product.takes(num_rows)
+    expected = x.double() @ weight.double().T
+    found = Linear(weight)(x).double()
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-5)
 
 
