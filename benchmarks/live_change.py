@@ -29,6 +29,7 @@ from exegpt_gateway.control import listening
 from exegpt_gateway.steering import Steering
 from exegpt_gateway.step_log import Steps
 from exegpt_planner.plan import Plan
+from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule
 from exegpt_planner.workload import Workload
 from exegpt_wire import gateway_pb2
@@ -58,7 +59,7 @@ def main() -> None:
                 (label, each) for _ in range(given.rounds) for label, each in (("A", a), ("B", b))
             ]
             steps, taken = _run(ready, load, plan, turns, given.turn)
-            row = _row(steps, taken, ready.table.kernel_s, given.turn)
+            row = _row(steps, taken, ready.table, given.turn)
             table.add_row(name, *row)
             console.print(name, *row, sep=" | ")
         console.print(table)
@@ -121,8 +122,8 @@ def _run(
     return in_turns(ready, load, plan, turns, turn_s, change)
 
 
-def _row(steps: Steps, taken: list[Turn], kernel_s: float, turn_s: float) -> list[str]:
-    normalised, _ = times_s(steps, kernel_s)
+def _row(steps: Steps, taken: list[Turn], table: ProfileTable, turn_s: float) -> list[str]:
+    normalised, _ = times_s(steps, table)
     until, made = np.cumsum(normalised), np.cumsum(tokens(steps))
 
     whole = _cycles(steps)  # where one begins: part of a cycle has more, or fewer, tokens a second

@@ -1,8 +1,9 @@
 """What a step log shows of a schedule's promises: throughput, cycle, pool, and the latency of answers of length s99.
 
-Two clocks. *Raw*: wall time. *Normalised*: process CPU time of a step x (the profile's calibration
-kernel / the kernel's latest time), so that a neighbour who slows memory down does not count as an
-error of the model. Gaps between steps are wall time in both, the kernel's own runs taken out.
+Two clocks. *Raw*: wall time. *Normalised*: process CPU time of a step, brought to the profile's
+speed by the calibration kernel's latest time and the profile's sensitivity to it, so that a
+neighbour who slows the machine down does not count as an error of the model. Gaps between steps are
+wall time in both, the kernel's own runs taken out.
 
 On several workers each has a clock of its own. Units add up. In WAA the decoders' clock is the one
 that counts: a query is through when its last decode iteration is.
@@ -10,7 +11,7 @@ that counts: a query is through when its last decode iteration is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from exegpt_cli.profile_samples import smoothed
 from exegpt_gateway.step_log import IterationRecord, QueryRecord, Steps
+from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import AnySchedule, StaticSchedule, WaaSchedule
 from exegpt_planner.workload import Workload
 
@@ -84,13 +86,13 @@ def measure(
     workload: Workload,
     *,
     bound_s: float,
-    kernel_s: float,
+    table: ProfileTable,
     warm_up_s: float,
 ) -> Measured:
-    """What the run showed after `warm_up_s`; `kernel_s` is the profile's calibration kernel time."""
+    """What the run showed after `warm_up_s`; `table` is the profile it was planned on."""
     begin_s = steps.iterations[0].start_s + warm_up_s
     workers = sorted({each.worker for each in steps.iterations})
-    lanes = {n: _lane(steps, n, schedule, kernel_s, begin_s) for n in workers}
+    lanes = {n: _lane(steps, n, schedule, table, begin_s) for n in workers}
     decoding = [lane for lane in lanes.values() if lane.decodes]
     worker_of = [each.worker for each in steps.iterations]
 
@@ -117,14 +119,24 @@ def measure(
         cpu_over_wall=sum(each.cpu_s for each in busy) / sum(each.wall_s for each in busy),
         kernel_ratio=float(
             np.median(np.concatenate([lane.kernel[lane.first : lane.last] for lane in decoding]))
-            / kernel_s
+            / table.kernel_s
         ),
         evictions=sum(each.evicted for each in busy),
     )
 
 
+def slowdowns(log: Sequence[IterationRecord], kernel_s: Floats, table: ProfileTable) -> Floats:
+    """Of each iteration, against the profile; `kernel_s` stands beside it."""
+    return np.array(
+        [
+            table.sensitivity.slowdown(each.shape.tokens, seconds / table.kernel_s)
+            for each, seconds in zip(log, kernel_s, strict=True)
+        ]
+    )
+
+
 def _lane(
-    steps: Steps, worker: int, schedule: AnySchedule, kernel_s: float, begin_s: float
+    steps: Steps, worker: int, schedule: AnySchedule, table: ProfileTable, begin_s: float
 ) -> Lane:
     indices = [i for i, each in enumerate(steps.iterations) if each.worker == worker]
     log = tuple(steps.iterations[i] for i in indices)
@@ -132,7 +144,7 @@ def _lane(
         np.array([getattr(each, name) for each in log])
         for name in ("start_s", "wall_s", "cpu_s", "between_s")
     )
-    readings = np.array([each.kernel_s or kernel_s for each in log])
+    readings = np.array([each.kernel_s or table.kernel_s for each in log])
     kernel = np.array(smoothed(readings.tolist()))  # as in the profile
     end = start + wall - between
     first = int(np.searchsorted(start, begin_s))
@@ -144,8 +156,8 @@ def _lane(
         start=start,
         end=end,
         wall=wall,
-        normalised=cpu * kernel_s / kernel,
-        gaps=_gaps(end, wall, readings),
+        normalised=cpu / slowdowns(log, kernel, table),
+        gaps=gaps_s(log, end, wall),
         kernel=kernel,
         first=first,
         last=_last_whole(log, schedule),
@@ -159,13 +171,12 @@ def _last_whole(log: tuple[IterationRecord, ...], schedule: AnySchedule) -> int:
     return max(i for i, each in enumerate(log) if each.shape.encode_chunks)
 
 
-def _gaps(end: Floats, wall: Floats, kernel: Floats) -> Floats:
-    """Seconds the worker waited before each iteration; a calibration (the kernel, twice) is taken out."""
+def gaps_s(log: Sequence[IterationRecord], end: Floats, wall: Floats) -> Floats:
+    """Seconds the worker waited before each iteration, the calibration taken out."""
     gaps = np.zeros_like(end)
-    gaps[1:] = end[1:] - end[:-1] - wall[1:]
-    fresh = np.zeros(len(end), dtype=bool)
-    fresh[1:] = kernel[1:] != kernel[:-1]
-    return np.maximum(gaps - np.where(fresh, 2 * kernel, 0.0), 0.0)
+    calibration = np.array([each.calibration_s for each in log])
+    gaps[1:] = end[1:] - end[:-1] - wall[1:] - calibration[1:]
+    return gaps
 
 
 def _clocked(  # noqa: PLR0913 - one table of a run, its columns named

@@ -158,7 +158,7 @@ def _run_point(
         point.plan.schedule,
         load,
         bound_s=point.plan.bound.seconds,
-        kernel_s=ready.table.kernel_s,
+        table=ready.table,
         warm_up_s=warm_up_s,
     )
 

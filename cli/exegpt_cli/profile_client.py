@@ -46,6 +46,10 @@ class ProfileClient:
         self.incarnation, self.epoch = reply.incarnation, reply.epoch
         return reply
 
+    async def cpu_s(self) -> float:
+        """CPU time of the worker's process so far."""
+        return (await self.describe()).cpu_s
+
     async def configure(
         self, model_dir: Path, dtype: str, coverage: Coverage
     ) -> worker_pb2.ConfigureRequest:

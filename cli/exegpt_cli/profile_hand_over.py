@@ -1,7 +1,9 @@
 """What handing KV from one worker to another costs: timed on the real way between two of them.
 
-The same encode with and without a hand-over, the same decode with and without a join, in turn: the differences of
-medians, over sizes, as lines.
+Pushing and landing take CPU time from the steps beside them, wherever these happen to be; so both are read from the
+process's clock while a worker does nothing else. Copying the KV of a join is the difference of the same decode with and
+without it; copying it out for a push is as much again. Medians over turns, as lines over sizes. A worker with several
+threads has as many cores to spread it over.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ Floats = NDArray[np.float64]
 
 TURNS = (9, 9, 7, 5, 3)  # at sizes up to the largest encode, which takes seconds
 PROMPT_TOKENS = 32
+CLOCK_READINGS = 21
 DEADLINE_S = 30.0
 _FOREVER = worker_pb2.Sampling(top_p=1.0, max_tokens=1 << 30, ignore_eos=True)
 
@@ -37,20 +40,21 @@ _FOREVER = worker_pb2.Sampling(top_p=1.0, max_tokens=1 << 30, ignore_eos=True)
 class _Timed:
     """One encode's KV on its way, seconds."""
 
-    sent: float
-    joined: float
+    pushed: float  # CPU
+    landed: float  # CPU
+    copied: float
     exposed: float
 
 
 async def hand_over_curves(
-    encoder: ProfileClient, decoder: ProfileClient, largest_tokens: int
+    encoder: ProfileClient, decoder: ProfileClient, largest_tokens: int, *, threads: int
 ) -> HandOverCurves:
     """Costs by KV tokens of one encode, up to `largest_tokens`; both workers are configured."""
     smallest = min(PROMPT_TOKENS, largest_tokens)
     sizes = np.geomspace(smallest, largest_tokens, len(TURNS)).round().astype(int)
     try:
         async with _Stream.opened(encoder) as sender, _Stream.opened(decoder) as receiver:
-            way = _Way(sender, receiver, decoder)
+            way = _Way(sender, receiver, encoder, decoder, await _reading_s(decoder))
             await way.turn(int(sizes[0]))  # the connection is made
             timed = [
                 [await way.turn(int(size)) for _ in range(turns)]
@@ -58,13 +62,22 @@ async def hand_over_curves(
             ]
     except aio.AioRpcError as error:
         raise decoder.explain(error) from None
-    medians = {
-        name: np.array([np.median([getattr(each, name) for each in turns]) for turns in timed])
-        for name in ("sent", "joined", "exposed")
-    }
-    return HandOverCurves(
-        **{name: _line(sizes.astype(float), values) for name, values in medians.items()}
+    pushed, landed, copied, exposed = (
+        np.array([np.median([getattr(each, name) for each in turns]) for turns in timed])
+        for name in ("pushed", "landed", "copied", "exposed")
     )
+    tokens = sizes.astype(float)
+    return HandOverCurves(
+        sent=_line(tokens, pushed / threads + copied),
+        joined=_line(tokens, landed / threads + copied),
+        exposed=_line(tokens, exposed),
+    )
+
+
+async def _reading_s(worker: ProfileClient) -> float:
+    """CPU time that reading a worker's clock takes it."""
+    readings = [await worker.cpu_s() for _ in range(CLOCK_READINGS)]
+    return float(np.median(np.diff(readings)))
 
 
 def _line(tokens: Floats, seconds: Floats) -> Curve:
@@ -82,30 +95,20 @@ class _Way:
 
     sender: _Stream
     receiver: _Stream
+    encoder: ProfileClient
     decoder: ProfileClient
+    reading_s: float
     _transfer: int = 0
     _query: int = 0
 
     async def turn(self, tokens: int) -> _Timed:
-        """Encodes prompts of so many tokens in all twice, hands the second over, joins it, and drops all."""
-        plain = await self.sender.step(chunks=self._chunks(tokens))
-        await self.sender.drop(self._last(tokens))
+        """Encodes prompts of so many tokens in all, hands them over, joins and drops them, and pushes as much again."""
         chunks = self._chunks(tokens)
         queries = [chunk.query for chunk in chunks]
-        self._transfer += 1
-        hand_over = worker_pb2.HandOver(
-            transfer=self._transfer,
-            address=self.decoder.address,
-            incarnation=self.decoder.incarnation,
-            epoch=self.decoder.epoch,
-            deadline_s=DEADLINE_S,
-            queries=queries,
-        )
-        sent = await self.sender.step(chunks=chunks, hand_overs=[hand_over])
-        handed = await self.sender.next_handed()
-        if handed.reason:
-            raise Unavailable(f"KV does not get from worker to worker: {handed.problem}.")
+        before_s = await self.decoder.cpu_s()
+        handed = await self._handed(chunks=chunks, queries=queries)
         await self.receiver.next_arrived()
+        landed_s = await self.decoder.cpu_s() - before_s
         join = worker_pb2.Join(
             transfer=self._transfer,
             queries=[
@@ -116,9 +119,39 @@ class _Way:
         joined = await self.receiver.step(joins=[join], decode_iterations=1)
         decoded = await self.receiver.step(decode_iterations=1)
         await self.receiver.drop(queries)
+        before_s = await self.encoder.cpu_s()
+        await self._handed(probe_bytes=handed.num_bytes)
+        pushed_s = await self.encoder.cpu_s() - before_s
         return _Timed(
-            sent=sent - plain, joined=max(0.0, joined - decoded), exposed=handed.exposed_s
+            pushed=pushed_s - self.reading_s,
+            landed=landed_s - self.reading_s,
+            copied=max(0.0, joined - decoded),
+            exposed=handed.exposed_s,
         )
+
+    async def _handed(
+        self,
+        *,
+        chunks: Sequence[worker_pb2.Chunk] = (),
+        queries: Sequence[int] = (),
+        probe_bytes: int = 0,
+    ) -> worker_pb2.Handed:
+        """Runs a step that encodes and pushes, or pushes a probe only; how the push went."""
+        self._transfer += 1
+        hand_over = worker_pb2.HandOver(
+            transfer=self._transfer,
+            address=self.decoder.address,
+            incarnation=self.decoder.incarnation,
+            epoch=self.decoder.epoch,
+            deadline_s=DEADLINE_S,
+            queries=queries,
+            probe_bytes=probe_bytes,
+        )
+        await self.sender.step(chunks=chunks, hand_overs=[hand_over])
+        handed = await self.sender.next_handed()
+        if handed.reason:
+            raise Unavailable(f"KV does not get from worker to worker: {handed.problem}.")
+        return handed
 
     def _chunks(self, tokens: int) -> list[worker_pb2.Chunk]:
         chunks = []
@@ -131,10 +164,6 @@ class _Way:
                 )
             )
         return chunks
-
-    def _last(self, tokens: int) -> list[int]:
-        number = -(-tokens // PROMPT_TOKENS)
-        return list(range(self._query - number + 1, self._query + 1))
 
 
 @dataclass(slots=True)

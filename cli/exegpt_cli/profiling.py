@@ -218,7 +218,9 @@ class _Run:
         curves = None
         if self.companions:
             self.progress(NUM_STEPS, NUM_STEPS, "timing hand-overs")
-            curves = await hand_over_curves(self.companions[0], self.client, coverage.encode_tokens)
+            curves = await hand_over_curves(
+                self.companions[0], self.client, coverage.encode_tokens, threads=self.key.threads
+            )
         self.progress(NUM_STEPS, NUM_STEPS, "timing messages")
         crowd = min(32, coverage.decode_queries)
         encodes = usual(design(coverage, seed=_SEED, num_steps=NUM_STEPS), "encode")

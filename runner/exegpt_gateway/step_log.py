@@ -37,6 +37,7 @@ class IterationRecord:
     kernel_s: float
     start_s: float  # the worker's monotonic clock when the engine began
     between_s: float  # of wall_s, outside the engine
+    calibration_s: float  # beside wall_s, before start_s
     active: int  # queries that hold KV after it
     kv_tokens: int
     num_tokens: int  # output tokens sampled
@@ -100,6 +101,7 @@ class StepLog:
                 "kernel_s": clocks.kernel_s,
                 "start_s": clocks.start_s,
                 "between_s": clocks.between_s,
+                "calibration_s": clocks.calibration_s,
                 "active": result.active,
                 "kv_tokens": result.kv_tokens,
                 "num_tokens": len(result.tokens),

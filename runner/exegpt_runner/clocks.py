@@ -18,11 +18,12 @@ import torch
 
 from exegpt_runner.layers.linear import Linear
 
-# Busy neighbours slow products over many weights most, and memory reads and what a core's caches hold least. In these
-# proportions a slow hour costs the kernel about what it costs a step: log(step) moved by 0.7 to 1.3 of log(kernel) in
-# two trials of decode and encode steps, where small products over one weight had 1.0 to 1.9 (decisions/0008).
-_PRODUCTS = 12  # of 64 rows with distinct weights, 21 MB of them: beyond a core's own caches, as a model's are
-_ROWS, _FEATURES, _OUTPUTS = 64, 576, 1536
+# A neighbour on the same core slows arithmetic most, neighbours elsewhere slow memory; steps are both, encodes more of
+# the first. A third of the kernel's time each: products of few rows with weights from memory, products with a weight
+# that a cache holds, and plain reads (trials: decisions/0013).
+_STREAMED, _STREAMED_ROWS = 6, 32  # with distinct weights, 11 MB of them
+_CACHED, _CACHED_ROWS = 5, 64
+_FEATURES, _OUTPUTS = 576, 1536
 _READ_FLOATS = 4 * 1024 * 1024  # 16 MiB
 
 
@@ -46,11 +47,12 @@ class StepClock:
         self._paused_wall_s = 0.0
         self._paused_cpu_s = 0.0
 
-    def pause(self, since: Instant) -> None:
-        """Leaves the time from `since` to now out of the lap."""
+    def pause(self, since: Instant) -> float:
+        """Leaves the time from `since` to now out of the lap; returns its wall seconds."""
         now = Instant.now()
         self._paused_wall_s += now.wall_s - since.wall_s
         self._paused_cpu_s += now.cpu_s - since.cpu_s
+        return now.wall_s - since.wall_s
 
     def lap(self) -> tuple[float, float]:
         """Wall and CPU seconds since the last lap ended, without the pauses."""
@@ -62,16 +64,19 @@ class StepClock:
 
 
 class CalibrationKernel:
-    """The fixed kernel (about 6 ms on one core of a server of the 2020s) and its latest time."""
+    """The fixed kernel (2 to 4 ms on one core of a server of the 2020s) and its latest time."""
 
     def __init__(self, *, threads: int) -> None:
         generator = torch.Generator().manual_seed(0)
+
+        def matrix(rows: int, columns: int) -> torch.Tensor:
+            return torch.randn(rows, columns, generator=generator).to(torch.bfloat16)
+
         self._by_cpu = threads == 1
-        self._rows = torch.randn(_ROWS, _FEATURES, generator=generator).to(torch.bfloat16)
-        self._products = [
-            Linear(torch.randn(_OUTPUTS, _FEATURES, generator=generator).to(torch.bfloat16))
-            for _ in range(_PRODUCTS)
-        ]
+        self._few_rows = matrix(_STREAMED_ROWS, _FEATURES)
+        self._streamed = [Linear(matrix(_OUTPUTS, _FEATURES)) for _ in range(_STREAMED)]
+        self._rows = matrix(_CACHED_ROWS, _FEATURES)
+        self._cached = Linear(matrix(_OUTPUTS, _FEATURES))
         self._memory = torch.randn(_READ_FLOATS, generator=generator)
         self._ran_s = float("-inf")
         self.latest_s = 0.0
@@ -90,8 +95,10 @@ class CalibrationKernel:
         return self.latest_s
 
     def _work(self) -> None:
-        for product in self._products:
-            product(self._rows)
+        for product in self._streamed:
+            product(self._few_rows)
+        for _ in range(_CACHED):
+            self._cached(self._rows)
         self._memory.sum()
 
     def _read(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypedDict
@@ -65,6 +66,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             memory_bytes=identity.memory_bytes(),
             threads=self._threads,
             versions=identity.versions(),
+            cpu_s=time.process_time(),
         )
 
     def Configure(  # noqa: N802 (the stub's name)

@@ -37,6 +37,7 @@ class StepRunner:
         self._kernel = kernel
         self._calibrate_every_s = calibrate_every_s
         self._clock = StepClock()
+        self._calibration_s = 0.0
 
     def next_event(self, inbox: Inbox) -> pb.Step | News | None:
         """The next step, or news of transfers, waited for off the clock; None when the stream is over."""
@@ -107,6 +108,7 @@ class StepRunner:
         clocks = result.clocks
         clocks.wall_s, clocks.cpu_s, clocks.kernel_s = wall_s, cpu_s, self._kernel.latest_s
         clocks.start_s = begin.wall_s
+        clocks.calibration_s, self._calibration_s = self._calibration_s, 0.0
         clocks.between_s = max(0.0, wall_s - (end_s - begin.wall_s))
         return result
 
@@ -139,7 +141,7 @@ class StepRunner:
         if self._kernel.is_due(self._calibrate_every_s):
             begin = Instant.now()
             self._kernel.run()
-            self._clock.pause(begin)
+            self._calibration_s += self._clock.pause(begin)
 
 
 def _chunk(message: pb.Chunk) -> EncodeChunk:

@@ -185,6 +185,7 @@ class DescribeReply(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     THREADS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     incarnation: _builtins.int
     """drawn at process start; a restarted worker is another incarnation"""
@@ -195,6 +196,8 @@ class DescribeReply(_message.Message):
     memory_bytes: _builtins.int
     """of the device, usable by this worker"""
     threads: _builtins.int
+    cpu_s: _builtins.float
+    """CPU time of the process so far"""
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -207,10 +210,11 @@ class DescribeReply(_message.Message):
         memory_bytes: _builtins.int = ...,
         threads: _builtins.int = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        cpu_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "epoch", b"epoch", "incarnation", b"incarnation", "memory_bytes", b"memory_bytes", "protocol", b"protocol", "threads", b"threads", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "device", b"device", "epoch", b"epoch", "incarnation", b"incarnation", "memory_bytes", b"memory_bytes", "protocol", b"protocol", "threads", b"threads", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -701,6 +705,7 @@ class Clocks(_message.Message):
     KERNEL_S_FIELD_NUMBER: _builtins.int
     START_S_FIELD_NUMBER: _builtins.int
     BETWEEN_S_FIELD_NUMBER: _builtins.int
+    CALIBRATION_S_FIELD_NUMBER: _builtins.int
     wall_s: _builtins.float
     cpu_s: _builtins.float
     """the process's"""
@@ -710,6 +715,8 @@ class Clocks(_message.Message):
     """the worker's monotonic clock when the iteration started"""
     between_s: _builtins.float
     """of wall_s, outside the engine: making and sending messages, taking commands"""
+    calibration_s: _builtins.float
+    """beside wall_s: the calibration kernel ran for so long before the iteration"""
     def __init__(
         self,
         *,
@@ -718,10 +725,11 @@ class Clocks(_message.Message):
         kernel_s: _builtins.float = ...,
         start_s: _builtins.float = ...,
         between_s: _builtins.float = ...,
+        calibration_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["between_s", b"between_s", "cpu_s", b"cpu_s", "kernel_s", b"kernel_s", "start_s", b"start_s", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between_s", b"between_s", "calibration_s", b"calibration_s", "cpu_s", b"cpu_s", "kernel_s", b"kernel_s", "start_s", b"start_s", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
