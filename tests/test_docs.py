@@ -12,7 +12,7 @@ from exegpt_cli.wanted import STRATEGIES
 from exegpt_planner.manifest import Deployment, read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOTS = ("planner", "runner", "cli")  # where packages lie
+ROOTS = ("planner", "runner", "cli", "operator")  # where packages lie
 LIBRARIES = ROOT / "docs" / "decisions" / "0006-libraries.md"
 GIVEN = {"torch", "numpy", "scipy", "pydantic"}  # what the engine and the planner are written in
 DOCUMENTS = [
@@ -104,7 +104,13 @@ def read_readme(block: str, folder: Path) -> Deployment:
 def test_every_library_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    required = project["dependencies"] + extras["runner"] + extras["gateway"] + extras["local"]
+    required = (
+        project["dependencies"]
+        + extras["runner"]
+        + extras["gateway"]
+        + extras["local"]
+        + extras["operator"]
+    )
     names = {re.split(r"[\[>=<]", each)[0] for each in required} - {"exegpt"}
     reasons = LIBRARIES.read_text(encoding="utf-8").replace("-", "_")
     assert not sorted(each for each in names - GIVEN if each.replace("-", "_") not in reasons)

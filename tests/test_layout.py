@@ -68,6 +68,7 @@ def test_generated_stubs_are_up_to_date(tmp_path: Path) -> None:
             f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
             f"--mypy_grpc_out={tmp_path}",
             "runner/exegpt_wire/worker.proto", "runner/exegpt_wire/gateway.proto",
+            "runner/exegpt_wire/profiler.proto",
         ],
         cwd=ROOT,
         check=True,

@@ -5,7 +5,8 @@ A schedule set by hand comes with the prediction of the one before, and perhaps 
 
 from __future__ import annotations
 
-from exegpt_cli.local import Ready
+from typing import TYPE_CHECKING
+
 from exegpt_cli.simulated import Simulated
 from exegpt_gateway.metrics import Promise
 from exegpt_gateway.steering import Foreseen
@@ -14,6 +15,9 @@ from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.simulator import simulate
 from exegpt_planner.workload import Workload
+
+if TYPE_CHECKING:
+    from exegpt_cli.local import Ready  # which needs a runner; gateways in a cluster have none
 
 
 def foresee(plan: Plan, table: ProfileTable, workload: Workload) -> Foreseen:

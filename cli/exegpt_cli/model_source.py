@@ -8,7 +8,7 @@ pvc://claim/path                       refused: a volume of a cluster
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exegpt_cli.cache import Cache
@@ -32,7 +32,8 @@ def resolve(
 
             return demo_folder(rest, cache, say=say)
         case "hf":
-            return _download(rest, revision, say)
+            say(f"Fetching hf://{rest} from huggingface.co, unless it is here already")
+            return download(rest, revision)
         case "pvc":
             problem = (
                 f"{uri!r} is a volume of a Kubernetes cluster, which one machine cannot mount; "
@@ -64,7 +65,14 @@ def _existing_folder(text: str) -> Path:
     return folder
 
 
-def _download(name: str, revision: str | None, say: Callable[[str], None]) -> Path:
+def download(
+    name: str,
+    revision: str | None,
+    *,
+    patterns: Sequence[str] = _WANTED_FILES,
+    into: Path | None = None,
+) -> Path:
+    """The folder of a repository of the hub: in its own cache, or `into` one of the caller's."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -74,9 +82,10 @@ def _download(name: str, revision: str | None, say: Callable[[str], None]) -> Pa
         RevisionNotFoundError,
     )
 
-    say(f"Fetching hf://{name} from huggingface.co, unless it is here already")
     try:
-        folder = snapshot_download(name, revision=revision, allow_patterns=list(_WANTED_FILES))
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=list(patterns), local_dir=into
+        )
     except HFValidationError as error:
         raise InvalidSpec("model.uri", [f"hf://{name}: {error}"]) from None
     except RevisionNotFoundError:

@@ -27,10 +27,10 @@ from exegpt_cli.local import Ready, preparing
 from exegpt_cli.options import ServeOptions
 from exegpt_cli.output import check_writable, fail, log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
+from exegpt_cli.served import served_model
 from exegpt_cli.summary import plan_text
-from exegpt_cli.wanted import Wanted, read_wanted
+from exegpt_cli.wanted import read_wanted
 from exegpt_gateway.app import build_app
-from exegpt_gateway.chat_template import load_chat_template
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.control import check_address, listening
 from exegpt_gateway.metrics import Metrics
@@ -38,7 +38,6 @@ from exegpt_gateway.served import ServedModel
 from exegpt_gateway.server import serve as serve_http
 from exegpt_gateway.steering import Foreseen, Steering
 from exegpt_gateway.step_log import StepLog
-from exegpt_gateway.tokenizer import load_tokenizer
 from exegpt_gateway.worker_link import WorkerLink
 from exegpt_planner.errors import ExeGPTError, Unavailable
 from exegpt_wire import worker_pb2
@@ -66,7 +65,8 @@ def run_serve(options: ServeOptions) -> None:
             check_writable(options.step_log, "--step-log")
         cache = Cache.of_user()
         wanted = read_wanted(options.file, cache, strategy=options.strategy, probes=options.probes)
-        served = served_model(wanted)  # its faults come before the long work too
+        name = wanted.deployment.spec.model.served_name
+        served = served_model(wanted.folder, wanted.model, name)  # its faults come early too
         with preparing(wanted, cache) as ready:
             if options.announce_fd is None:
                 say(plan_text(ready.plan))
@@ -278,21 +278,6 @@ class _Serving:
             probes=options.probes,
         )
         return as_planned(self._ready)
-
-
-def served_model(wanted: Wanted) -> ServedModel:
-    """The model as the gateway knows it."""
-    folder, model = wanted.folder, wanted.model
-    tokenizer = load_tokenizer(folder)
-    return ServedModel(
-        name=wanted.deployment.spec.model.served_name,
-        tokenizer=tokenizer,
-        chat_template=load_chat_template(folder, special_texts=tokenizer.special_texts),
-        context=model.context,
-        vocab=model.vocab,
-        end_tokens=model.end_tokens,
-        bos_token=model.bos_token,
-    )
 
 
 def _configuration(ready: Ready) -> worker_pb2.ConfigureRequest:

@@ -54,18 +54,23 @@ class InputHashes(StrictModel):
         cls, table: ProfileTable, workload: Workload, bound: StrictModel, memory: dict[str, int]
     ) -> Self:
         """The hashes of a plan's inputs; the workload's are of its laws, not of its description."""
-        laws = {
-            "input": workload.input.pmf.tolist(),
-            "output": workload.output.pmf.tolist(),
-            "input_mean": workload.input_mean.tolist(),
-            "input_square": workload.input_square.tolist(),
-        }
         return cls(
             table=_sha256(table.model_dump(mode="json")),
-            workload=_sha256(laws),
+            workload=workload_sha256(workload),
             bound=_sha256(bound.model_dump(mode="json")),
             memory=_sha256(memory),
         )
+
+
+def workload_sha256(workload: Workload) -> str:
+    """The hash of a workload's laws."""
+    laws = {
+        "input": workload.input.pmf.tolist(),
+        "output": workload.output.pmf.tolist(),
+        "input_mean": workload.input_mean.tolist(),
+        "input_square": workload.input_square.tolist(),
+    }
+    return _sha256(laws)
 
 
 class Certificate(StrictModel):

@@ -30,13 +30,18 @@ BODY_LIMIT_BYTES = 4 << 20  # 128 K tokens as JSON are below 1 MB, as ids or as 
 IN_LOOP_BYTES = 8 << 10  # larger bodies are tokenised in a thread: 8 KB take about 5 ms
 
 
-def build_app(conductor: Conductor, served: ServedModel, metrics: Metrics) -> FastAPI:
-    """The HTTP application for one served model."""
+def build_app(
+    conductor: Conductor, served: ServedModel, metrics: Metrics, *, holds_queries: bool = False
+) -> FastAPI:
+    """The HTTP application for one served model.
+
+    With `holds_queries` it stays ready once it was: queries wait for workers that come back.
+    """
     served = replace(served, context=conductor.context)  # no longer than the KV arena holds
     app = FastAPI(title="exegpt", docs_url=None, redoc_url=None, openapi_url=None)
     install(app)
     _add_openai_routes(app, conductor, served)
-    _add_service_routes(app, conductor, metrics)
+    _add_service_routes(app, conductor, metrics, holds_queries=holds_queries)
     return app
 
 
@@ -75,7 +80,11 @@ def _add_openai_routes(app: FastAPI, conductor: Conductor, served: ServedModel) 
         return card
 
 
-def _add_service_routes(app: FastAPI, conductor: Conductor, metrics: Metrics) -> None:
+def _add_service_routes(
+    app: FastAPI, conductor: Conductor, metrics: Metrics, *, holds_queries: bool
+) -> None:
+    was_ready = False
+
     @app.get("/healthz")
     async def alive() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
@@ -84,7 +93,9 @@ def _add_service_routes(app: FastAPI, conductor: Conductor, metrics: Metrics) ->
     async def ready() -> PlainTextResponse:
         if conductor.is_draining:
             raise busy("not ready: draining", code="draining", retry_after_s=DRAIN_RETRY_S)
-        if not conductor.ready:
+        nonlocal was_ready
+        was_ready = was_ready or conductor.is_settled
+        if not (conductor.ready or (holds_queries and was_ready)):
             reason = "not ready: the worker is not connected yet"
             raise busy(reason, code="not_ready", retry_after_s=1)
         return PlainTextResponse("ready\n")

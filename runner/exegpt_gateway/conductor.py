@@ -100,6 +100,26 @@ class Conductor:
         """Whether every worker is connected."""
         return all(lane.is_connected for lane in self._lanes)
 
+    @property
+    def metrics(self) -> Metrics:
+        """What it measures."""
+        return self._ledger.metrics
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every worker is connected and KV gets wherever the schedule sends it."""
+        return not self._is_over and self.is_complete and self._ways.are_all_open
+
+    @property
+    def lost_workers(self) -> list[str]:
+        """Addresses of those that are not connected."""
+        return [lane.link.address for lane in self._lanes if not lane.is_connected]
+
+    @property
+    def transfer_problem(self) -> str:
+        """Why KV does not get through, if it was tried in vain."""
+        return self._ways.probes.problem
+
     def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> QueryStream:
         """The output stream of a new query; raises Draining, PromptTooLong or QueueFull."""
         if self.is_draining:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
 import grpc
 from grpc import aio
 
-from exegpt_gateway.steering import Reason, Refused, Steering
+from exegpt_gateway.steering import OtherLengths, Reason, Refused, Steering
 from exegpt_planner.errors import (
     ExeGPTError,
     IncompleteProfile,
@@ -23,6 +23,7 @@ from exegpt_planner.errors import (
     InvalidSpec,
     Unavailable,
 )
+from exegpt_planner.manifest import WorkloadSpec
 from exegpt_planner.plan import Plan
 from exegpt_planner.schedule import Schedule
 from exegpt_planner.strict import StrictModel, parse_json
@@ -44,6 +45,10 @@ Context = aio.ServicerContext[Any, Any]
 
 class _Chosen(StrictModel):
     schedule: Schedule
+
+
+class _Lengths(StrictModel):
+    workload: WorkloadSpec | None
 
 
 class Control(GatewayServicer):
@@ -74,6 +79,8 @@ class Control(GatewayServicer):
                 _read(request),
                 if_revision=request.if_revision if request.HasField("if_revision") else None,
                 beyond_bound=request.beyond_bound,
+                lengths=_lengths(request),
+                plan_id=request.plan_id,
             )
         except ExeGPTError as error:
             await _refuse(context, error)
@@ -83,6 +90,39 @@ class Control(GatewayServicer):
             plan_json=change.plan.model_dump_json(),
             previous_json=change.previous.model_dump_json(),
         )
+
+    async def Report(  # noqa: N802 - the service's name
+        self, request: gateway_pb2.ReportRequest, context: Context
+    ) -> gateway_pb2.ReportReply:
+        del request, context
+        conductor = self._steering.conductor
+        lengths = conductor.metrics.lengths
+        kept, answers = conductor.metrics.within
+        return gateway_pb2.ReportReply(
+            plan_id=self._steering.plan_id,
+            revision=self._steering.revision,
+            is_complete=conductor.is_settled,
+            lost_workers=conductor.lost_workers,
+            transfer_problem=conductor.transfer_problem,
+            num_answers=answers,
+            num_kept=kept,
+            input=_histogram(lengths.inputs),
+            output=_histogram(lengths.outputs),
+        )
+
+
+def _histogram(counts: Mapping[int, int]) -> gateway_pb2.Histogram:
+    seen = sorted(counts.items())
+    return gateway_pb2.Histogram(
+        lengths=[length for length, _ in seen], counts=[count for _, count in seen]
+    )
+
+
+def _lengths(request: gateway_pb2.UpdateScheduleRequest) -> OtherLengths | None:
+    if not request.HasField("workload_json"):
+        return None
+    text = f'{{"workload": {request.workload_json}}}'
+    return OtherLengths(workload=parse_json(_Lengths, text, source="workload_json").workload)
 
 
 def _read(request: gateway_pb2.UpdateScheduleRequest) -> Plan | Schedule:

@@ -108,7 +108,9 @@ class Ledger:
         assert query.first_iteration is not None, f"query {query.id} began in no iteration"
         assert query.last_iteration is not None, f"query {query.id} ended in no iteration"
         self._ends_s.append(times.finished_s)
-        self.metrics.answered(times.finished_s - times.encode_started_s, len(query.generated))
+        self.metrics.answered(
+            times.finished_s - times.encode_started_s, len(query.prompt), len(query.generated)
+        )
         if self._log is not None:
             self._log.query(
                 QueryRecord(

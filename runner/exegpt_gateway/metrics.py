@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from exegpt_gateway.lengths_seen import LengthsSeen
 from exegpt_gateway.speed import MachineSpeed
 from exegpt_gateway.stage_times import Stage, StageTimes
 from exegpt_planner.profile_table import ProfileTable, StepShape
@@ -52,6 +53,7 @@ class Metrics:
         self._promise: Promise | None = None
         self._within: deque[bool] = deque(maxlen=ANSWERS_REMEMBERED)
         self._stages = StageTimes()
+        self.lengths = LengthsSeen()
         self._lengths_and_queue(registry)
         self._batches_and_steps(registry)
         self._knobs(registry)
@@ -67,6 +69,7 @@ class Metrics:
         """Holds what comes from now against `promise`, which is on the table of the first one."""
         self._promise, expected = promise, promise.prediction
         self._within.clear()
+        self.lengths.clear()
         self.bound_s.set(promise.bound_s)
         self.promised_s.set(expected.promised_s)
         self.predicted_latency_s.set(expected.latency_mean_s)
@@ -95,8 +98,14 @@ class Metrics:
         self.schedule_encode_interval.set(interval)
         self.schedule_chunk_tokens.set(chunk_tokens)
 
-    def answered(self, completion_s: float, output_tokens: int) -> None:
+    @property
+    def within(self) -> tuple[int, int]:
+        """(of the latest answers, normalised to the bound's length, those that kept it; all of them)."""
+        return sum(self._within), len(self._within)
+
+    def answered(self, completion_s: float, input_tokens: int, output_tokens: int) -> None:
         """Notes an answer that came to its end, `completion_s` after its encode started."""
+        self.lengths.note(input_tokens, output_tokens)
         self.output_tokens.observe(output_tokens)
         self.completion_s.observe(completion_s)
         if self._promise is None:

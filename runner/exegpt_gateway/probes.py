@@ -25,6 +25,7 @@ class _Tried:
     state: State
     at_s: float = field(default_factory=time.monotonic)
     is_refused: bool = False  # for a reason in FINAL, once
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -74,8 +75,13 @@ class Probes:
                 f"no KV gets from worker {pair[0]} to worker {pair[2]}: {handed.problem}"
             )
         state: State = "failed" if handed.reason else "passed"
-        self._tried[pair] = _Tried(state, is_refused=is_refused)
+        self._tried[pair] = _Tried(state, is_refused=is_refused, problem=handed.problem)
         return True
+
+    @property
+    def problem(self) -> str:
+        """Why KV does not get from one of the encoders to one of the decoders, if it was tried in vain."""
+        return next((each.problem for each in self._tried.values() if each.state == "failed"), "")
 
 
 def _pair(encoder: Lane, decoder: Lane) -> Pair:

@@ -17,6 +17,7 @@ from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.metrics import Promise
 from exegpt_gateway.policies import parts
 from exegpt_planner.errors import ExeGPTError, InvalidSpec, Unavailable
+from exegpt_planner.manifest import WorkloadSpec
 from exegpt_planner.plan import Plan
 from exegpt_planner.schedule import Schedule
 
@@ -44,6 +45,13 @@ class Foreseen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherLengths:
+    """A plan comes with the lengths it was made for; `workload` as in a manifest, None: the prior."""
+
+    workload: WorkloadSpec | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What a change has brought."""
 
@@ -63,36 +71,54 @@ class Steering:
         *,
         model_fingerprint: str,
         foresee: Callable[[Plan], Foreseen],
+        plan_id: str = "",
     ) -> None:
         """`plan` is the one the workers were configured for; `foresee` may take long, and runs in a thread."""
         self.plan = plan
+        self.plan_id = plan_id
         self.model_fingerprint = model_fingerprint
         self.kv_tokens = plan.kv_tokens_capacity  # of each worker
-        self._conductor = conductor
+        self.conductor = conductor
         self._foresee = foresee
+        self._foresee_for: Callable[[Plan, OtherLengths], Foreseen] | None = None
         self._changing = asyncio.Lock()
+
+    def takes_other_lengths(self, foresee_for: Callable[[Plan, OtherLengths], Foreseen]) -> None:
+        """From now on plans for other lengths than this gateway's are taken, if they come with them."""
+        self._foresee_for = foresee_for
 
     @property
     def revision(self) -> int:
         """Of the schedule in force: 1 at the start, one more with each change."""
-        return self._conductor.revision
+        return self.conductor.revision
 
     @property
     def num_workers(self) -> int:
         """All of them, lost ones included."""
-        return self._conductor.num_workers
+        return self.conductor.num_workers
 
     async def take(
-        self, change: Plan | Schedule, *, if_revision: int | None = None, beyond_bound: bool = False
+        self,
+        change: Plan | Schedule,
+        *,
+        if_revision: int | None = None,
+        beyond_bound: bool = False,
+        lengths: OtherLengths | None = None,
+        plan_id: str = "",
     ) -> Change:
         """Works by this plan, or by this schedule in the plan in force; raises `Refused` or what foreseeing raises."""
         async with self._changing:
             self._check_time(if_revision)
             wanted = change if isinstance(change, Plan) else by_hand(self.plan, change)
-            self._check_fit(wanted)
-            foreseen = await asyncio.to_thread(self._foresee, wanted)
+            self._check_fit(wanted, has_lengths=lengths is not None)
+            if lengths is None or self._foresee_for is None:
+                foreseen = await asyncio.to_thread(self._foresee, wanted)
+            else:
+                foreseen = await asyncio.to_thread(self._foresee_for, wanted, lengths)
             self._check_promise(foreseen.plan, beyond_bound=beyond_bound)
-            return self._put(foreseen)
+            change_made = self._put(foreseen)
+            self.plan_id = plan_id
+            return change_made
 
     async def replan(self, make: Callable[[], Foreseen]) -> Change:
         """Works by what `make` plans, in a thread, for these workers."""
@@ -101,17 +127,17 @@ class Steering:
 
     def _put(self, foreseen: Foreseen) -> Change:
         self._check_time(None)  # foreseeing took its time
-        self._conductor.reschedule(foreseen.plan.schedule, foreseen.promise)
+        self.conductor.reschedule(foreseen.plan.schedule, foreseen.promise)
         previous, self.plan = self.plan, foreseen.plan
         return Change(
             revision=self.revision,
-            after_iterations=self._conductor.num_iterations,
+            after_iterations=self.conductor.num_iterations,
             plan=self.plan,
             previous=previous,
         )
 
     def _check_time(self, if_revision: int | None) -> None:
-        if self._conductor.is_draining:
+        if self.conductor.is_draining:
             raise Unavailable("the gateway drains or has ended. Start another one by the new plan.")
         if if_revision is not None and if_revision != self.revision:
             raise Refused(
@@ -120,7 +146,7 @@ class Steering:
                 "Look at the plan in force and decide again.",
             )
 
-    def _check_fit(self, plan: Plan) -> None:
+    def _check_fit(self, plan: Plan, *, has_lengths: bool) -> None:
         try:
             parts(plan.schedule, self.num_workers)
         except InvalidSpec as error:
@@ -132,7 +158,7 @@ class Steering:
                 f"the plan rests on profile {given.table[:12]}, this gateway on {own.table[:12]}: another model, "
                 "machine or measurement. Plan on the profile this gateway was started with.",
             )
-        if given.workload != own.workload:
+        if given.workload != own.workload and (not has_lengths or self._foresee_for is None):
             raise Refused(
                 "unfit",
                 "the plan is for other lengths than this gateway's. Edit the manifest it serves instead: "

@@ -34,6 +34,15 @@ class Ways:
             for decoder in self._of("decoder")
         )
 
+    @property
+    def are_all_open(self) -> bool:
+        """Whether KV gets from every encoder to every decoder; true where there are none."""
+        return all(
+            self._is_open(encoder, decoder)
+            for encoder in self._of("encoder")
+            for decoder in self._of("decoder")
+        )
+
     def decoder_for(self, encoder: Lane, pool: int) -> Lane | None:
         """The decoder with the most places, of pools of `pool` queries, that KV gets to from `encoder`."""
         there = [each for each in self._of("decoder") if self._is_open(encoder, each)]

@@ -37,11 +37,19 @@ from exegpt_wire import worker_pb2 as pb
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """One device's worker."""
 
-    def __init__(self, *, threads: int, token: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int,
+        token: str | None = None,
+        on_serving: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """`on_serving` is told when a conductor's stream of steps begins and ends."""
         self.landing = Landing(on_news=self._wake)
         self._sender = Sender(token, on_news=self._wake)
         self._inbox: Inbox | None = None
         self._threads = threads
+        self._on_serving = on_serving
         self._incarnation = secrets.randbits(64)
         self._kernel = CalibrationKernel(threads=threads)
         self._engine_free = threading.Lock()
@@ -92,9 +100,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._inbox = inbox
             self.landing.serve(self._receiving(engine))
             context.send_initial_metadata(())  # says that KV may come
+            self._on_serving(True)
             try:
                 yield from self._serve(engine, inbox, context)
             finally:
+                self._on_serving(False)
                 self._inbox = None
                 self.landing.close()
                 engine.reset()

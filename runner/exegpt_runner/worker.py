@@ -21,6 +21,7 @@ from exegpt_planner.errors import Unavailable
 from exegpt_wire.token import read_token
 
 _PR_SET_PDEATHSIG = 1
+SERVING = "serving"  # the health service that says whether a conductor is served
 CALLS = 64  # at once, a thread each: pushes that wait for room must not keep Describe waiting
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -58,6 +59,9 @@ def _serve(listen: str, threads: int, token: str | None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     import grpc  # after the environment is set: these load torch
     import torch
+    from grpc_health.v1.health import HealthServicer
+    from grpc_health.v1.health_pb2 import HealthCheckResponse
+    from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
     from exegpt_runner.kv_transfer.memory import keep_freed
     from exegpt_runner.kv_transfer.receiver import kv_handler
@@ -68,13 +72,23 @@ def _serve(listen: str, threads: int, token: str | None) -> int:
     keep_freed()
     torch.set_num_threads(threads)
     torch.set_grad_enabled(False)
-    service = WorkerService(threads=threads, token=token)
+    health = (
+        HealthServicer()
+    )  # "" since the process serves, "serving" while it works for a conductor
+    health.set(SERVING, HealthCheckResponse.NOT_SERVING)
+
+    def serves(is_serving: bool) -> None:
+        answer = HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
+        health.set(SERVING, answer)
+
+    service = WorkerService(threads=threads, token=token, on_serving=serves)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=CALLS),
         options=list(GRPC_OPTIONS),
         interceptors=[TokenInterceptor(token)],
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    add_HealthServicer_to_server(health, server)
     server.add_generic_rpc_handlers((kv_handler(service.landing),))
     try:
         server.add_insecure_port(listen)

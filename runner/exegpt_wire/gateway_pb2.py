@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xegpt_wire/gateway.proto\x12\x11\x65xegpt.gateway.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x8d\x01\n\rDescribeReply\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x11\n\tplan_json\x18\x02 \x01(\t\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0ctable_sha256\x18\x06 \x01(\t\"\x8f\x01\n\x15UpdateScheduleRequest\x12\x13\n\tplan_json\x18\x01 \x01(\tH\x00\x12\x17\n\rschedule_json\x18\x02 \x01(\tH\x00\x12\x18\n\x0bif_revision\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x14\n\x0c\x62\x65yond_bound\x18\x04 \x01(\x08\x42\x08\n\x06\x63hangeB\x0e\n\x0c_if_revision\"k\n\x13UpdateScheduleReply\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x18\n\x10\x61\x66ter_iterations\x18\x02 \x01(\x04\x12\x11\n\tplan_json\x18\x03 \x01(\t\x12\x15\n\rprevious_json\x18\x04 \x01(\t2\xbf\x01\n\x07Gateway\x12P\n\x08\x44\x65scribe\x12\".exegpt.gateway.v1.DescribeRequest\x1a .exegpt.gateway.v1.DescribeReply\x12\x62\n\x0eUpdateSchedule\x12(.exegpt.gateway.v1.UpdateScheduleRequest\x1a&.exegpt.gateway.v1.UpdateScheduleReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xegpt_wire/gateway.proto\x12\x11\x65xegpt.gateway.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x8d\x01\n\rDescribeReply\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x11\n\tplan_json\x18\x02 \x01(\t\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x14\n\x0ctable_sha256\x18\x06 \x01(\t\"\xce\x01\n\x15UpdateScheduleRequest\x12\x13\n\tplan_json\x18\x01 \x01(\tH\x00\x12\x17\n\rschedule_json\x18\x02 \x01(\tH\x00\x12\x18\n\x0bif_revision\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x14\n\x0c\x62\x65yond_bound\x18\x04 \x01(\x08\x12\x1a\n\rworkload_json\x18\x05 \x01(\tH\x02\x88\x01\x01\x12\x0f\n\x07plan_id\x18\x06 \x01(\tB\x08\n\x06\x63hangeB\x0e\n\x0c_if_revisionB\x10\n\x0e_workload_json\"k\n\x13UpdateScheduleReply\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12\x18\n\x10\x61\x66ter_iterations\x18\x02 \x01(\x04\x12\x11\n\tplan_json\x18\x03 \x01(\t\x12\x15\n\rprevious_json\x18\x04 \x01(\t\"\x0f\n\rReportRequest\",\n\tHistogram\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"\xf7\x01\n\x0bReportReply\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\x12\x14\n\x0clost_workers\x18\x04 \x03(\t\x12\x18\n\x10transfer_problem\x18\x05 \x01(\t\x12\x13\n\x0bnum_answers\x18\x06 \x01(\x04\x12\x10\n\x08num_kept\x18\x07 \x01(\x04\x12+\n\x05input\x18\x08 \x01(\x0b\x32\x1c.exegpt.gateway.v1.Histogram\x12,\n\x06output\x18\t \x01(\x0b\x32\x1c.exegpt.gateway.v1.Histogram2\x8b\x02\n\x07Gateway\x12P\n\x08\x44\x65scribe\x12\".exegpt.gateway.v1.DescribeRequest\x1a .exegpt.gateway.v1.DescribeReply\x12\x62\n\x0eUpdateSchedule\x12(.exegpt.gateway.v1.UpdateScheduleRequest\x1a&.exegpt.gateway.v1.UpdateScheduleReply\x12J\n\x06Report\x12 .exegpt.gateway.v1.ReportRequest\x1a\x1e.exegpt.gateway.v1.ReportReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEREPLY']._serialized_start=68
   _globals['_DESCRIBEREPLY']._serialized_end=209
   _globals['_UPDATESCHEDULEREQUEST']._serialized_start=212
-  _globals['_UPDATESCHEDULEREQUEST']._serialized_end=355
-  _globals['_UPDATESCHEDULEREPLY']._serialized_start=357
-  _globals['_UPDATESCHEDULEREPLY']._serialized_end=464
-  _globals['_GATEWAY']._serialized_start=467
-  _globals['_GATEWAY']._serialized_end=658
+  _globals['_UPDATESCHEDULEREQUEST']._serialized_end=418
+  _globals['_UPDATESCHEDULEREPLY']._serialized_start=420
+  _globals['_UPDATESCHEDULEREPLY']._serialized_end=527
+  _globals['_REPORTREQUEST']._serialized_start=529
+  _globals['_REPORTREQUEST']._serialized_end=544
+  _globals['_HISTOGRAM']._serialized_start=546
+  _globals['_HISTOGRAM']._serialized_end=590
+  _globals['_REPORTREPLY']._serialized_start=593
+  _globals['_REPORTREPLY']._serialized_end=840
+  _globals['_GATEWAY']._serialized_start=843
+  _globals['_GATEWAY']._serialized_end=1110
 # @@protoc_insertion_point(module_scope)

@@ -7,8 +7,10 @@ travel as the planner's own JSON, exegpt.plan/v1, and are read as strictly as fr
 Over TCP every call carries a token as metadata, `authorization: Bearer <token>`.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -80,6 +82,8 @@ class UpdateScheduleRequest(_message.Message):
     SCHEDULE_JSON_FIELD_NUMBER: _builtins.int
     IF_REVISION_FIELD_NUMBER: _builtins.int
     BEYOND_BOUND_FIELD_NUMBER: _builtins.int
+    WORKLOAD_JSON_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
     plan_json: _builtins.str
     schedule_json: _builtins.str
     """a plan's `schedule` alone; the rest of the plan in force stays"""
@@ -87,6 +91,10 @@ class UpdateScheduleRequest(_message.Message):
     """only while this is in force"""
     beyond_bound: _builtins.bool
     """even if the promise is beyond the bound"""
+    workload_json: _builtins.str
+    """a manifest's `workload`, or null: the lengths that plan_json was made for"""
+    plan_id: _builtins.str
+    """what the plan is called in Report"""
     def __init__(
         self,
         *,
@@ -94,17 +102,23 @@ class UpdateScheduleRequest(_message.Message):
         schedule_json: _builtins.str = ...,
         if_revision: _builtins.int | None = ...,
         beyond_bound: _builtins.bool = ...,
+        workload_json: _builtins.str | None = ...,
+        plan_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision", "change", b"change", "if_revision", b"if_revision", "plan_json", b"plan_json", "schedule_json", b"schedule_json"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision", "_workload_json", b"_workload_json", "change", b"change", "if_revision", b"if_revision", "plan_json", b"plan_json", "schedule_json", b"schedule_json", "workload_json", b"workload_json"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision", "beyond_bound", b"beyond_bound", "change", b"change", "if_revision", b"if_revision", "plan_json", b"plan_json", "schedule_json", b"schedule_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision", "_workload_json", b"_workload_json", "beyond_bound", b"beyond_bound", "change", b"change", "if_revision", b"if_revision", "plan_id", b"plan_id", "plan_json", b"plan_json", "schedule_json", b"schedule_json", "workload_json", b"workload_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_revision: _TypeAlias = _typing.Literal["if_revision"]  # noqa: Y015
     _WhichOneofArgType__if_revision: _TypeAlias = _typing.Literal["_if_revision", b"_if_revision"]  # noqa: Y015
+    _WhichOneofReturnType__workload_json: _TypeAlias = _typing.Literal["workload_json"]  # noqa: Y015
+    _WhichOneofArgType__workload_json: _TypeAlias = _typing.Literal["_workload_json", b"_workload_json"]  # noqa: Y015
     _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["plan_json", "schedule_json"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__if_revision) -> _WhichOneofReturnType__if_revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__workload_json) -> _WhichOneofReturnType__workload_json | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -140,3 +154,99 @@ class UpdateScheduleReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateScheduleReply: _TypeAlias = UpdateScheduleReply  # noqa: Y015
+
+@_typing.final
+class ReportRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+
+@_typing.final
+class Histogram(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """tokens, ascending"""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "lengths", b"lengths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Histogram: _TypeAlias = Histogram  # noqa: Y015
+
+@_typing.final
+class ReportReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    IS_COMPLETE_FIELD_NUMBER: _builtins.int
+    LOST_WORKERS_FIELD_NUMBER: _builtins.int
+    TRANSFER_PROBLEM_FIELD_NUMBER: _builtins.int
+    NUM_ANSWERS_FIELD_NUMBER: _builtins.int
+    NUM_KEPT_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """as it was given with the plan in force"""
+    revision: _builtins.int
+    is_complete: _builtins.bool
+    """every worker holds the model, and KV gets from each encoder to each decoder"""
+    transfer_problem: _builtins.str
+    """why KV does not get through; empty: it does, or nothing is known yet"""
+    num_answers: _builtins.int
+    """the latest, normalised to the bound's length"""
+    num_kept: _builtins.int
+    """of these, within the bound"""
+    @_builtins.property
+    def lost_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses"""
+
+    @_builtins.property
+    def input(self) -> Global___Histogram:
+        """of prompts answered since the plan"""
+
+    @_builtins.property
+    def output(self) -> Global___Histogram: ...
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        is_complete: _builtins.bool = ...,
+        lost_workers: _abc.Iterable[_builtins.str] | None = ...,
+        transfer_problem: _builtins.str = ...,
+        num_answers: _builtins.int = ...,
+        num_kept: _builtins.int = ...,
+        input: Global___Histogram | None = ...,
+        output: Global___Histogram | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "is_complete", b"is_complete", "lost_workers", b"lost_workers", "num_answers", b"num_answers", "num_kept", b"num_kept", "output", b"output", "plan_id", b"plan_id", "revision", b"revision", "transfer_problem", b"transfer_problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015

@@ -44,6 +44,11 @@ class GatewayStub:
                 request_serializer=exegpt__wire_dot_gateway__pb2.UpdateScheduleRequest.SerializeToString,
                 response_deserializer=exegpt__wire_dot_gateway__pb2.UpdateScheduleReply.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/exegpt.gateway.v1.Gateway/Report',
+                request_serializer=exegpt__wire_dot_gateway__pb2.ReportRequest.SerializeToString,
+                response_deserializer=exegpt__wire_dot_gateway__pb2.ReportReply.FromString,
+                _registered_method=True)
 
 
 class GatewayServicer:
@@ -70,6 +75,13 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """What it serves by, whether all is there, and what was observed since the plan in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +94,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.UpdateSchedule,
                     request_deserializer=exegpt__wire_dot_gateway__pb2.UpdateScheduleRequest.FromString,
                     response_serializer=exegpt__wire_dot_gateway__pb2.UpdateScheduleReply.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=exegpt__wire_dot_gateway__pb2.ReportRequest.FromString,
+                    response_serializer=exegpt__wire_dot_gateway__pb2.ReportReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -138,6 +155,33 @@ class Gateway:
             '/exegpt.gateway.v1.Gateway/UpdateSchedule',
             exegpt__wire_dot_gateway__pb2.UpdateScheduleRequest.SerializeToString,
             exegpt__wire_dot_gateway__pb2.UpdateScheduleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exegpt.gateway.v1.Gateway/Report',
+            exegpt__wire_dot_gateway__pb2.ReportRequest.SerializeToString,
+            exegpt__wire_dot_gateway__pb2.ReportReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,8 @@ class GatewayStub:
       UNAVAILABLE          the gateway drains or has ended
       UNAUTHENTICATED      no token or a wrong one
     """
+    Report: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReportRequest, _gateway_pb2.ReportReply]
+    """What it serves by, whether all is there, and what was observed since the plan in force."""
 
 @_typing.type_check_only
 class GatewayAsyncStub(GatewayStub):
@@ -63,6 +65,8 @@ class GatewayAsyncStub(GatewayStub):
       UNAVAILABLE          the gateway drains or has ended
       UNAUTHENTICATED      no token or a wrong one
     """
+    Report: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReportRequest, _gateway_pb2.ReportReply]  # type: ignore[assignment]
+    """What it serves by, whether all is there, and what was observed since the plan in force."""
 
 class GatewayServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -88,5 +92,13 @@ class GatewayServicer(metaclass=_abc_1.ABCMeta):
           UNAVAILABLE          the gateway drains or has ended
           UNAUTHENTICATED      no token or a wrong one
         """
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _gateway_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ReportReply, _abc.Awaitable[_gateway_pb2.ReportReply]]:
+        """What it serves by, whether all is there, and what was observed since the plan in force."""
 
 def add_GatewayServicer_to_server(servicer: GatewayServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

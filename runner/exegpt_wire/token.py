@@ -18,6 +18,7 @@ from grpc import aio
 
 from exegpt_planner.errors import InvalidSpec, Unavailable
 
+HEALTH: Final = "/grpc.health.v1.Health/"
 _KEY: Final = "authorization"
 _LONGEST_BYTES: Final = 4096  # gRPC's own limit on all metadata of a call is 8 KiB
 
@@ -92,8 +93,8 @@ def _expected(token: str | None) -> bytes | None:
 
 
 def _fault(expected: bytes | None, call: grpc.HandlerCallDetails) -> str | None:
-    """What is wrong with a call's token; None where nothing is, or none is expected."""
-    if expected is None:
+    """What is wrong with a call's token; None where nothing is, or none is expected, as of the kubelet's probes."""
+    if expected is None or call.method.startswith(HEALTH):
         return None
     given = dict(call.invocation_metadata or ()).get(_KEY)
     if given is None:

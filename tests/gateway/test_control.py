@@ -20,7 +20,7 @@ from conductors import build_conductor, eventually, greedy
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.control import check_address, listening
 from exegpt_gateway.metrics import Metrics
-from exegpt_gateway.steering import BY_HAND, Foreseen, Steering
+from exegpt_gateway.steering import BY_HAND, Foreseen, OtherLengths, Steering
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec, Unavailable
 from exegpt_planner.plan import Plan
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
@@ -296,6 +296,66 @@ def test_a_network_needs_a_token_and_a_socket_a_folder(tmp_path: Path) -> None:
     check_address("127.0.0.1:7000", has_token=True)
     with pytest.raises(Unavailable, match="no such folder"):
         check_address(f"unix://{tmp_path}/missing/x.sock", has_token=False)
+
+
+async def test_a_report_says_what_is_served_and_what_was_seen(gateway: Gateway) -> None:
+    worker, conductor = gateway.worker, gateway.conductor
+    async with gateway.open() as stub:
+        before = await stub.Report(gateway_pb2.ReportRequest())
+        assert (before.is_complete, list(before.lost_workers)) == (False, [worker.address])
+        running = asyncio.ensure_future(conductor.run())
+        streams = [conductor.submit([7] * size, greedy(4)) for size in (3, 3, 9)]
+        for stream in streams:
+            async for _ in stream:
+                pass
+        found = await stub.Report(gateway_pb2.ReportRequest())
+        assert found.is_complete
+        assert not found.lost_workers
+        assert list(zip(found.input.lengths, found.input.counts, strict=True)) == [(3, 2), (9, 1)]
+        assert list(zip(found.output.lengths, found.output.counts, strict=True)) == [(4, 3)]
+        await stub.UpdateSchedule(by_plan(planned()))
+        assert not (await stub.Report(gateway_pb2.ReportRequest())).output.lengths, "anew"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_plan_for_other_lengths_comes_with_them(gateway: Gateway) -> None:
+    """Refused without its lengths, and by a gateway that follows a manifest; what it is called is kept."""
+    seen: list[OtherLengths] = []
+
+    def foresee_for(plan: Plan, lengths: OtherLengths) -> Foreseen:
+        seen.append(lengths)
+        return foresee(plan)
+
+    def other(data: dict[str, Any]) -> None:
+        data["certificate"]["inputs"]["workload"] = "ab" * 32
+
+    law = {"mean": 30, "std": 9, "max": 90}
+    request = by_plan(planned(), other)
+    async with gateway.open() as stub:
+        for refused in (request, _with_lengths(request, {"input": law, "output": law})):
+            with pytest.raises(aio.AioRpcError) as error:
+                await stub.UpdateSchedule(refused)
+            assert error.value.code() is Status.FAILED_PRECONDITION
+        gateway.steering.takes_other_lengths(foresee_for)
+        request.plan_id = "cafe"
+        await stub.UpdateSchedule(_with_lengths(request, {"input": law, "output": law}))
+        await stub.UpdateSchedule(_with_lengths(request, None))
+        assert (await stub.Report(gateway_pb2.ReportRequest())).plan_id == "cafe"
+        with pytest.raises(aio.AioRpcError) as error:
+            await stub.UpdateSchedule(_with_lengths(request, {"input": law}))
+        assert error.value.code() is Status.INVALID_ARGUMENT
+    assert seen[0].workload is not None
+    assert seen[0].workload.input is not None
+    assert seen[0].workload.input.moments == (30, 9, 90)
+    assert seen[1].workload is None
+
+
+def _with_lengths(request: Any, lengths: dict[str, Any] | None) -> Any:
+    changed = gateway_pb2.UpdateScheduleRequest()
+    changed.CopyFrom(request)
+    changed.workload_json = json.dumps(lengths)
+    return changed
 
 
 async def test_edits_and_calls_share_one_revision(gateway: Gateway) -> None:

@@ -53,10 +53,10 @@ async def test_a_run_shows_in_the_metrics(make_worker: MakeWorker, serve: Serve)
 def test_answers_of_any_length_are_held_against_the_bound_after_normalising() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, promise(bound_s=2.0))
-    metrics.answered(0.9, 10)  # 1.8 s at s99
-    metrics.answered(1.1, 10)  # 2.2 s
-    metrics.answered(2.0, 20)
-    metrics.answered(9.0, 21)  # not predicted: not compared
+    metrics.answered(0.9, 5, 10)  # 1.8 s at s99
+    metrics.answered(1.1, 5, 10)  # 2.2 s
+    metrics.answered(2.0, 5, 20)
+    metrics.answered(9.0, 5, 21)  # not predicted: not compared
 
     value = registry.get_sample_value
     assert value("exegpt_normalised_latency_seconds_sum") == pytest.approx(1.8 + 2.2 + 2.0)
@@ -67,9 +67,9 @@ def test_answers_of_any_length_are_held_against_the_bound_after_normalising() ->
 def test_a_new_promise_takes_the_place_of_the_old_one() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, promise(bound_s=2.0))
-    metrics.answered(3.0, 20)
+    metrics.answered(3.0, 5, 20)
     metrics.promised(promise(bound_s=4.0))
-    metrics.answered(3.0, 20)  # only what comes from now is held against it
+    metrics.answered(3.0, 5, 20)  # only what comes from now is held against it
     assert registry.get_sample_value("exegpt_bound_seconds") == 4.0
     assert registry.get_sample_value("exegpt_within_bound_ratio") == 1.0
 

@@ -1,0 +1,449 @@
+"""The one decision: from what is seen of a deployment to what is done next and what its status says.
+
+A pure function, asked again whenever anything moves: stages in the order of a deployment's life, each of which says its
+conditions and what it needs done, and either lets the next one go on or ends the decision. What runs is never torn down
+for a problem upstream of it: a plan in force goes on until another one can take its place.
+
+    validated -> profiled -> scheduled -> approved -> workers -> endpoint -> bound, drift
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exegpt_operator import names
+from exegpt_operator.actions import (
+    Action,
+    Annotate,
+    Apply,
+    DeletePod,
+    Emit,
+    LabelPod,
+    MakeToken,
+    StartPlanning,
+    Steer,
+)
+from exegpt_operator.causes import worst
+from exegpt_operator.compare import is_as_wanted, key, key_of, stamped
+from exegpt_operator.conditions import Condition, changes, false, merged, true, unknown
+from exegpt_operator.manifests import gateway, profiles, workers
+from exegpt_operator.manifests.images import Images
+from exegpt_operator.reasons import Reason, reason_of
+from exegpt_operator.roles import role_of
+from exegpt_operator.seen import PlanSeen, PodSeen, Seen
+from exegpt_operator.status import at_rest, summary, why
+from exegpt_operator.times import rfc3339, seconds_of
+from exegpt_planner.manifest import Deployment
+
+UNSCHEDULED_S = (
+    20.0  # a pod that fits nowhere for so long will not by itself: what others hold is given back
+)
+RETRY_S = 60.0  # until devices are asked for again
+WATCH_S = 30.0  # looked at again after, whatever happens
+SOON_S = 1.0  # while the gateway settles
+FEWEST_ANSWERS = 100  # before measured answers say anything about a bound kept by 99 of 100
+PROMISED_SHARE = 0.98  # of them, at least
+
+_LATER = (
+    "Validated", "Profiled", "Scheduled", "WorkersReady", "EndpointReady", "BoundMet", "Drifted",
+)  # fmt: skip
+_WARNINGS = {
+    Reason.INVALID_SPEC, Reason.MISSING_SECRET, Reason.MISSING_CONFIG_MAP, Reason.MISSING_CLAIM,
+    Reason.MALFORMED_ANNOTATION, Reason.PROFILE_FAILED, Reason.WRONG_DEVICE, Reason.INCOMPLETE_PROFILE,
+    Reason.INFEASIBLE, Reason.MODEL_TOO_LARGE, Reason.PLAN_FAILED, Reason.INSUFFICIENT_GPUS, Reason.UNSCHEDULABLE,
+    Reason.IMAGE_PULL_ERROR, Reason.CRASH_LOOP, Reason.OOM_KILLED, Reason.FORBIDDEN, Reason.EDITED,
+    Reason.TRANSFER_FAILED, Reason.BROKEN,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do, what to say, and when to look again if nothing happens."""
+
+    actions: tuple[Action, ...] = ()
+    status: Mapping[str, Any] | None = None  # None: as it is
+    look_again_s: float = WATCH_S
+
+
+def decide(seen: Seen, images: Images) -> Decision:
+    """The next actions and the status."""
+    if seen.is_namespace_ending:
+        return Decision()  # all that is ours goes with it
+    return _Deciding(seen, images).decision()
+
+
+@dataclass(slots=True)
+class _Deciding:
+    seen: Seen
+    images: Images
+    actions: list[Action] = field(default_factory=list)
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    look_again_s: float = WATCH_S
+    steers: bool = True  # whether gateways are to take up the newest plan
+    attempt: str = ""  # when devices were last asked for in vain, RFC 3339
+
+    def decision(self) -> Decision:
+        stages: tuple[Callable[[], bool], ...] = (
+            self._validated,
+            self._profiled,
+            self._scheduled,
+            self._approved,
+            self._workers,
+            self._endpoint,
+            self._watched,
+        )
+        self.attempt = str(self.seen.status.get("lastAttemptTime", ""))
+        if self.seen.plan is not None:
+            self.images = replace(self.images, runner=self.seen.plan.runner_image)
+        for stage in stages:
+            if not stage():
+                break
+        return self._told()
+
+    # Each stage returns whether the next one is reached.
+
+    def _validated(self) -> bool:
+        seen = self.seen
+        if seen.problems:
+            return self._stalled(false("Validated", Reason.INVALID_SPEC, "; ".join(seen.problems)))
+        kinds = {
+            "Secret": Reason.MISSING_SECRET,
+            "ConfigMap": Reason.MISSING_CONFIG_MAP,
+            "PersistentVolumeClaim": Reason.MISSING_CLAIM,
+        }
+        for kind, name in seen.missing:
+            return self._stalled(false("Validated", kinds[kind], f"{kind} {name} is not there."))
+        self._say(true("Validated", Reason.VALID))
+        return True
+
+    def _profiled(self) -> bool:
+        deployment, profile = self._deployment, self.seen.profile
+        if deployment.spec.suspend and self.seen.plan is not None:
+            self._say(true("Profiled", Reason.PROFILED, "By what the plan on file rests on."))
+            return True  # no plan is made meanwhile
+        if profile is None:
+            self.actions.append(
+                Apply(stamped(profiles.profile(deployment, self.images)), is_owned=False)
+            )
+            return self._waiting(unknown("Profiled", Reason.PROFILING, "The profile is made."))
+        if profile.ready == "False":
+            reason = reason_of(profile.reason)
+            return self._stalled(false("Profiled", reason, profile.message))
+        if profile.ready != "True":
+            words = profile.message or f"Profile {profile.name} is being measured."
+            return self._waiting(unknown("Profiled", Reason.PROFILING, words))
+        self._say(true("Profiled", Reason.PROFILED, f"By {profile.name}, on {profile.device}."))
+        return True
+
+    def _scheduled(self) -> bool:
+        seen, plan = self.seen, self.seen.plan
+        if self._deployment.spec.suspend and plan is not None:
+            return self._planned(plan)
+        if seen.malformed:
+            if plan is None:
+                return self._stalled(
+                    unknown("Scheduled", Reason.MALFORMED_ANNOTATION, seen.malformed)
+                )
+            return self._planned(plan)
+        if plan is not None and plan.inputs == seen.inputs:
+            return self._planned(plan)
+        refusal = seen.refusal
+        if refusal is not None and refusal.inputs == seen.inputs:
+            self._say(false("Scheduled", reason_of(refusal.reason), refusal.message))
+            return plan is not None  # what runs goes on, by the plan it was made for
+        self.actions.append(StartPlanning(seen.inputs, why(seen)))
+        if plan is not None:
+            self._say(true("Scheduled", Reason.PLANNING, f"Plan {plan.id} is in force meanwhile."))
+            return True
+        return self._waiting(unknown("Scheduled", Reason.PLANNING))
+
+    def _planned(self, plan: PlanSeen) -> bool:
+        expected = plan.plan.prediction
+        self._say(
+            true(
+                "Scheduled",
+                Reason.PLANNED,
+                f"Plan {plan.id}: {summary(plan.plan.schedule)}; an answer of {plan.plan.length_tokens} tokens "
+                f"within {expected.promised_s:.2f} s of {plan.plan.bound.seconds:g} s, "
+                f"{expected.tokens_per_s:.0f} tokens/s a replica.",
+            )
+        )
+        return True
+
+    def _approved(self) -> bool:
+        scheduling = self._deployment.spec.scheduling
+        plan = self._plan
+        approved = self.seen.annotations.get(names.APPROVED_PLAN)
+        if scheduling.plan_policy == "DryRun":
+            self._hold(Reason.DRY_RUN)
+            return False
+        if scheduling.plan_policy == "Review" and approved != plan.id:
+            words = f"Plan {plan.id} waits for exegpt.dev/approved-plan={plan.id}."
+            self._say(false("Scheduled", Reason.AWAITING_APPROVAL, words))
+            there = self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
+            self.steers = False  # what was approved before stays in force while this one waits
+            if there is None or not there["spec"].get("replicas"):
+                return False
+        if self._deployment.spec.suspend:
+            self._hold(Reason.SUSPENDED)
+            return False
+        return True
+
+    def _workers(self) -> bool:
+        deployment, seen = self._deployment, self.seen
+        if not seen.has_token:
+            self.actions.append(MakeToken(names.token(seen.name)))
+        self._want(workers.service(deployment))
+        wanted = workers.num_pods(deployment)
+        cause = worst(seen.worker_pods, deployment.spec.cluster.resource_name)
+        if (in_vain := self._in_vain(wanted)) is not None:
+            self._scale_workers(0)
+            self._want_gateway(0)
+            self._say(false("WorkersReady", Reason.INSUFFICIENT_GPUS, in_vain))
+            self.look_again_s = RETRY_S / 2
+            return False
+        self._scale_workers(wanted)
+        self._want_gateway(deployment.spec.replicas)
+        self._replace_stale()
+        self._label_roles()
+        ready = [pod for pod in seen.worker_pods if pod.is_ready and not pod.is_deleting]
+        if cause is not None:
+            self._say(false("WorkersReady", *cause))
+        elif len(ready) < wanted:
+            words = f"{len(ready)} of {wanted} worker pods hold the model."
+            self._say(false("WorkersReady", Reason.STARTING, words))
+        else:
+            self._say(true("WorkersReady", Reason.READY, f"{wanted} of {wanted} worker pods."))
+        return True
+
+    def _in_vain(self, wanted: int) -> str | None:
+        """Why no device is to be held now; None: ask for them."""
+        seen, cluster = self.seen, self._deployment.spec.cluster
+        stuck = [
+            pod
+            for pod in seen.worker_pods
+            if not pod.is_scheduled and pod.unscheduled_because and pod.age_s >= UNSCHEDULED_S
+        ]
+        if stuck:
+            self.attempt = rfc3339(seen.now_s)
+            return f"Pod {stuck[0].name}: {stuck[0].unscheduled_because}"
+        if seen.free_slots is not None and seen.free_slots < wanted:
+            return (
+                f"{wanted} pods of {cluster.gpus_per_pod} {cluster.resource_name} are needed, and nodes have room for "
+                f"{seen.free_slots}."
+            )
+        is_held = any(pod.is_scheduled for pod in seen.worker_pods)
+        if self.attempt and not is_held and seen.now_s - seconds_of(self.attempt) < RETRY_S:
+            return f"The last attempt was at {self.attempt}; the next is a minute later."
+        return None
+
+    def _endpoint(self) -> bool:
+        seen, deployment, plan = self.seen, self._deployment, self._plan
+        self._want(gateway.endpoint(deployment))
+        self._want(gateway.config(deployment, seen.serving_json))
+        cause = worst(seen.gateway_pods, deployment.spec.cluster.resource_name)
+        if cause is not None:
+            self._say(false("EndpointReady", *cause))
+            return False
+        ready = [pod for pod in seen.gateway_pods if pod.is_ready and not pod.is_deleting]
+        answering = [pod for pod in ready if pod.name in seen.serving]
+        for pod in answering:
+            if self.steers and seen.serving[pod.name].plan_id != plan.id:
+                self.actions.append(Steer(pod.name, plan.id))
+                self.look_again_s = SOON_S
+        if len(ready) < deployment.spec.replicas:
+            words = f"{len(ready)} of {deployment.spec.replicas} gateways serve."
+            self._say(false("EndpointReady", Reason.STARTING, words))
+            return False
+        if len(answering) < len(ready):
+            silent = next(pod.name for pod in ready if pod.name not in seen.serving)
+            self._say(
+                unknown("EndpointReady", Reason.NOT_REACHED, f"Pod {silent} does not answer.")
+            )
+            return False
+        return self._settled(answering)
+
+    def _settled(self, answering: Iterable[PodSeen]) -> bool:
+        """Whether every gateway works by the plan in force, with all its workers."""
+        serving = [self.seen.serving[pod.name] for pod in answering]
+        for each in serving:
+            if each.transfer_problem:
+                self._say(false("EndpointReady", Reason.TRANSFER_FAILED, each.transfer_problem))
+                return False
+            if each.lost_workers and self.conditions["WorkersReady"].status == "True":
+                words = f"Lost, and waited for: {', '.join(each.lost_workers)}."
+                self._say(false("WorkersReady", Reason.STARTING, words))
+            if not each.is_complete or (self.steers and each.plan_id != self._plan.id):
+                words = "The gateway takes up the plan."
+                self._say(false("EndpointReady", Reason.RECONCILING, words))
+                return False
+        self._say(true("EndpointReady", Reason.READY))
+        return True
+
+    def _watched(self) -> bool:
+        serving = list(self.seen.serving.values())
+        answers = sum(each.num_s99 for each in serving)
+        kept = sum(each.num_kept for each in serving)
+        words = f"{kept} of the latest {answers} answers of the bound's length kept it."
+        if answers < FEWEST_ANSWERS:
+            self._say(unknown("BoundMet", Reason.NO_OBSERVATIONS, words))
+        elif kept >= PROMISED_SHARE * answers:
+            self._say(true("BoundMet", Reason.KEPT, words))
+        else:
+            self._say(false("BoundMet", Reason.BROKEN, words))
+        self._drifted()
+        return True
+
+    def _drifted(self) -> None:
+        seen, drift = self.seen, self._deployment.spec.drift
+        if seen.malformed:
+            self._say(unknown("Drifted", Reason.MALFORMED_ANNOTATION, seen.malformed))
+            return
+        most = max(seen.serving.values(), key=lambda each: each.num_queries)
+        if most.num_queries < drift.min_queries:
+            words = f"{most.num_queries} of {drift.min_queries} queries seen since the plan."
+            self._say(unknown("Drifted", Reason.NO_OBSERVATIONS, words))
+            return
+        words = f"Observed lengths are {most.drift:.3f} of the mean off, the threshold is {drift.threshold:g}."
+        if most.drift <= drift.threshold:
+            self._say(false("Drifted", Reason.STABLE, words))
+            return
+        self._say(true("Drifted", Reason.DRIFTED, words))
+        planned_s = seconds_of(str(self._plan_record.get("time", "")))
+        is_pinned = seen.lengths is not None and seen.lengths.source in ("Annotation", "Spec")
+        if not is_pinned and seen.now_s - planned_s >= drift.cooldown_seconds:
+            self.actions.append(
+                Annotate(
+                    {
+                        names.OBSERVED_INPUT: most.observed_input,
+                        names.OBSERVED_OUTPUT: most.observed_output,
+                    }
+                )
+            )
+
+    # Parts of stages.
+
+    @property
+    def _deployment(self) -> Deployment:
+        assert self.seen.deployment is not None, "validated first"
+        return self.seen.deployment
+
+    @property
+    def _plan(self) -> PlanSeen:
+        assert self.seen.plan is not None, "scheduled first"
+        return self.seen.plan
+
+    @property
+    def _plan_record(self) -> Mapping[str, Any]:
+        history = self.seen.status.get("history", [])
+        found: Mapping[str, Any] = next(
+            (each for each in history if each["id"] == self._plan.id), {}
+        )
+        return found
+
+    def _want(self, wanted: Mapping[str, Any]) -> None:
+        if not is_as_wanted(wanted, self.seen.children.get(key_of(wanted))):
+            self.actions.append(Apply(stamped(wanted)))
+
+    def _scale_workers(self, pods: int) -> None:
+        there = self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
+        if pods == 0 and there is None:
+            return  # nothing is held, and nothing need be made to hold nothing
+        self._want(
+            workers.stateful_set(
+                self._deployment,
+                self.images,
+                replicas=pods,
+                weight_bytes=self._plan.weight_bytes,
+            )
+        )
+
+    def _want_gateway(self, pods: int) -> None:
+        there = self.seen.children.get(key("StatefulSet", names.gateway(self.seen.name)))
+        if pods or there is not None:
+            self._want(gateway.gateway(self._deployment, self.images, replicas=pods))
+
+    def _hold(self, reason: Reason) -> None:
+        """Holds no device, and keeps all that is known."""
+        self._scale_workers(0)
+        self._want_gateway(0)
+        self._say(false("WorkersReady", reason))
+
+    def _replace_stale(self) -> None:
+        """Worker pods of an older template make way, all at once: their KV would not fit the new ones'."""
+        there = self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
+        newest = "" if there is None else there.get("status", {}).get("updateRevision", "")
+        for pod in self.seen.worker_pods:
+            if newest and pod.revision and pod.revision != newest and not pod.is_deleting:
+                self.actions.append(DeletePod(pod.name, pod.uid))
+
+    def _label_roles(self) -> None:
+        for pod in self.seen.worker_pods:
+            ordinal = int(pod.name.rpartition("-")[2])
+            role = role_of(self._plan.plan.schedule, self._deployment.spec.cluster, ordinal)
+            if pod.role != role and not pod.is_deleting:
+                self.actions.append(LabelPod(pod.name, role))
+
+    # What is said.
+
+    def _say(self, condition: Condition) -> None:
+        self.conditions[condition.type] = condition
+
+    def _waiting(self, condition: Condition) -> bool:
+        self._say(condition)
+        return self.seen.plan is not None
+
+    def _stalled(self, condition: Condition) -> bool:
+        """Nothing goes on by itself here; what runs is left alone."""
+        self._say(condition)
+        return False
+
+    def _told(self) -> Decision:
+        seen = self.seen
+        self._summed_up()
+        before = seen.status.get("conditions", [])
+        now = [self.conditions[name] for name in ("Ready", *_LATER, "Reconciling", "Stalled")]
+        for each in changes(before, now):
+            if each.type not in ("Reconciling", "Stalled"):
+                kind = "Warning" if each.reason in _WARNINGS and each.status != "True" else "Normal"
+                self.actions.append(Emit(kind, str(each.reason), f"{each.type}: {each.message}"))
+        status = at_rest(
+            seen,
+            conditions=merged(before, now, generation=seen.generation, time=rfc3339(seen.now_s)),
+            attempt=self.attempt,
+        )
+        return Decision(
+            actions=tuple(self.actions),
+            status=None if status == seen.status else status,
+            look_again_s=self.look_again_s,
+        )
+
+    def _summed_up(self) -> None:
+        """Ready, and what kstatus reads, from the other conditions."""
+        if self.seen.refused:
+            self._say(false("WorkersReady", Reason.FORBIDDEN, self.seen.refused))
+        for name in _LATER:
+            if name not in self.conditions:
+                self._say(unknown(name, Reason.PENDING, "Comes after the conditions before it."))
+        needed = [self.conditions[name] for name in _LATER[:5]]
+        failing = next((each for each in needed if each.status != "True"), None)
+        if failing is None:
+            self._say(true("Ready", Reason.SERVING))
+        else:
+            self._say(Condition("Ready", "False", failing.reason, failing.message))
+        is_stalled = failing is not None and failing.reason in _WARNINGS
+        is_held = failing is not None and failing.reason in (
+            Reason.SUSPENDED,
+            Reason.DRY_RUN,
+            Reason.AWAITING_APPROVAL,
+        )
+        if is_stalled and failing is not None:
+            self._say(Condition("Stalled", "True", failing.reason, failing.message))
+        else:
+            self._say(Condition("Stalled", "False", Reason.SETTLED, Reason.SETTLED.meaning))
+        if failing is None or is_stalled or is_held:
+            self._say(Condition("Reconciling", "False", Reason.SETTLED, Reason.SETTLED.meaning))
+        else:
+            self._say(Condition("Reconciling", "True", Reason.RECONCILING, failing.message))

@@ -1,0 +1,386 @@
+"""Looks at a deployment, or a profile, and all that belongs to it; writes nothing.
+
+Blocks: the loop runs it in threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from exegpt_operator import names, talk
+from exegpt_operator.api import Api, ApiRefused
+from exegpt_operator.compare import key
+from exegpt_operator.decide_profile import ProfileState, Progress, table_name
+from exegpt_operator.manifests import gateway, profiles
+from exegpt_operator.manifests.images import Images
+from exegpt_operator.manifests.pods import TOKEN_KEY
+from exegpt_operator.observed import HistogramRef, Lengths, Malformed, lengths, parse
+from exegpt_operator.planning import Question, plan_id, without_proof, workload_spec
+from exegpt_operator.reading import (
+    deployment_of,
+    free_slots,
+    managers_of,
+    named_objects,
+    pod_of,
+    profile_of,
+)
+from exegpt_operator.seen import PlanSeen, PodSeen, ProfileSeen, Refusal, Seen, ServingSeen
+from exegpt_planner.errors import InvalidSpec
+from exegpt_planner.manifest import Deployment, Histogram
+from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.plan import Plan
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.serving import Serving
+from exegpt_planner.strict import parse_json
+from exegpt_planner.workload import Workload, read_workload
+
+Object = Mapping[str, Any]
+INPUTS = f"{names.GROUP}/inputs"  # of a plan's ConfigMap
+RUNNER_IMAGE = f"{names.GROUP}/runner-image"
+WEIGHT_BYTES = f"{names.GROUP}/weight-bytes"
+WHY = f"{names.GROUP}/why"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What was seen of a deployment, and what acting on it needs beside."""
+
+    resource: Object
+    seen: Seen
+    question: Question | None = None
+    plan_json: str = ""
+    workload_json: str = "null"  # of the plan in force
+    token: str = ""
+
+
+class Looker:
+    """Reads what decisions are functions of."""
+
+    def __init__(self, api: Api, images: Images, *, sees_nodes: bool) -> None:
+        self._api = api
+        self._images = images
+        self._sees_nodes = sees_nodes
+
+    def deployment(self, namespace: str, name: str) -> Looked | None:
+        """A deployment, or None if it is gone or going."""
+        resource = self._api.get(names.DEPLOYMENT, namespace, name)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            return None
+        resource = {"apiVersion": names.API_VERSION, "kind": names.DEPLOYMENT, **resource}
+        metadata = resource["metadata"]
+        deployment, problems = deployment_of(resource)
+        seen = Seen(
+            name=name,
+            namespace=namespace,
+            uid=metadata["uid"],
+            generation=metadata["generation"],
+            deployment=deployment,
+            problems=problems,
+            annotations=metadata.get("annotations", {}),
+            status=resource.get("status", {}),
+            refusal=_refusal(resource.get("status", {})),
+            now_s=time.time(),
+            is_namespace_ending=self._is_ending(namespace),
+        )
+        if deployment is None:
+            return Looked(resource=resource, seen=seen)
+        return self._whole(resource, seen, deployment)
+
+    def _whole(self, resource: Object, seen: Seen, deployment: Deployment) -> Looked:
+        namespace = seen.namespace
+        missing = tuple(
+            (kind, name)
+            for kind, name in named_objects(deployment.spec)
+            if self._api.get(kind, namespace, name) is None
+        )
+        found, malformed = self._lengths(resource, deployment)
+        profile, table_map = self._profile(namespace, deployment, seen)
+        question = _question(deployment, found, table_map)
+        plan, plan_map = self._plan(seen)
+        token = self._token(namespace, names.token(seen.name))
+        pods = self._pods(seen)
+        table = _table(table_map)
+        workload_json = "null" if plan_map is None else plan_map["data"]["workload.json"]
+        planned = _planned(workload_json, table_map)
+        return Looked(
+            resource=resource,
+            question=question,
+            plan_json="" if plan_map is None else plan_map["data"]["plan.json"],
+            workload_json=workload_json,
+            token=token,
+            seen=replace(
+                seen,
+                missing=missing,
+                lengths=found,
+                malformed=malformed,
+                profile=profile,
+                plan=plan,
+                inputs="" if question is None else question.inputs,
+                has_token=bool(token),
+                children=self._children(seen),
+                worker_pods=pods["worker"],
+                gateway_pods=pods["gateway"],
+                free_slots=self._free_slots(deployment, pods["worker"]),
+                serving=_reports(pods["gateway"], token, planned),
+                serving_json=_serving(deployment, plan, table, workload_json),
+            ),
+        )
+
+    def _is_ending(self, namespace: str) -> bool:
+        try:
+            found = self._api.get("Namespace", None, namespace)
+        except ApiRefused as error:
+            if error.status == 403:
+                return False  # a namespaced install may not look; writes will be refused instead
+            raise
+        return found is not None and found.get("status", {}).get("phase") == "Terminating"
+
+    def _lengths(self, resource: Object, deployment: Deployment) -> tuple[Lengths | None, str]:
+        annotations = resource["metadata"].get("annotations", {})
+        try:
+            histograms = {
+                said.name: self._histogram(deployment, said.name)
+                for name in (names.OBSERVED_INPUT, names.OBSERVED_OUTPUT)
+                if name in annotations
+                for said in [parse(name, annotations[name])]
+                if isinstance(said, HistogramRef)
+            }
+            found = lengths(
+                annotations, managers_of(resource), deployment.spec.workload, histograms
+            )
+        except Malformed as error:
+            return None, str(error)
+        return found, ""
+
+    def _histogram(self, deployment: Deployment, name: str) -> Histogram | None:
+        found = self._api.get("ConfigMap", deployment.metadata.namespace, name)
+        text = (found or {}).get("data", {}).get("histogram.json")
+        if text is None:
+            return None
+        try:
+            return parse_json(Histogram, text, source=f"ConfigMap {name}")
+        except InvalidSpec as error:
+            raise Malformed(f"ConfigMap {name}", error.problems) from None
+
+    def _profile(
+        self, namespace: str, deployment: Deployment, seen: Seen
+    ) -> tuple[ProfileSeen | None, Object | None]:
+        del seen
+        name = names.profile(profiles.profile_spec(deployment, self._images))
+        resource = self._api.get(names.PROFILE, namespace, name)
+        if resource is None:
+            return None, None
+        profile = profile_of(resource)
+        table = None
+        if profile.ready == "True":
+            table = self._api.get("ConfigMap", namespace, profile.config_map)
+        return profile, table
+
+    def _plan(self, seen: Seen) -> tuple[PlanSeen | None, Object | None]:
+        maps = self._api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan"))
+        newest = max(maps, key=lambda each: _revision(each["metadata"]["name"]), default=None)
+        if newest is None:
+            return None, None
+        metadata, text = newest["metadata"], newest["data"]["plan.json"]
+        return (
+            PlanSeen(
+                id=plan_id(text),
+                revision=_revision(metadata["name"]),
+                inputs=metadata["annotations"][INPUTS],
+                plan=parse_json(Plan, text, source=metadata["name"]),
+                runner_image=metadata["annotations"][RUNNER_IMAGE],
+                weight_bytes=int(metadata["annotations"][WEIGHT_BYTES]),
+                why=metadata["annotations"][WHY],
+                config_map=metadata["name"],
+            ),
+            newest,
+        )
+
+    def _token(self, namespace: str, name: str) -> str:
+        secret = self._api.get("Secret", namespace, name)
+        return "" if secret is None else base64.b64decode(secret["data"][TOKEN_KEY]).decode()
+
+    def _pods(self, seen: Seen) -> dict[str, tuple[PodSeen, ...]]:
+        now_s = time.time()
+        return {
+            component: tuple(
+                pod_of(pod, now_s)
+                for pod in self._api.list(
+                    "Pod", seen.namespace, names.selector(seen.name, component)
+                )
+            )
+            for component in ("worker", "gateway")
+        }
+
+    def _children(self, seen: Seen) -> dict[str, Object]:
+        wanted = [
+            ("StatefulSet", names.workers(seen.name)),
+            ("StatefulSet", names.gateway(seen.name)),
+            ("Service", names.workers(seen.name)),
+            ("Service", names.endpoint(seen.name)),
+            ("ConfigMap", names.serving(seen.name)),
+        ]
+        found = {key(kind, n): self._api.get(kind, seen.namespace, n) for kind, n in wanted}
+        return {
+            where: {**child, "kind": where.partition("/")[0]}
+            for where, child in found.items()
+            if child is not None
+        }
+
+    def _free_slots(self, deployment: Deployment, pods: tuple[PodSeen, ...]) -> int | None:
+        if not self._sees_nodes:
+            return None
+        cluster = deployment.spec.cluster
+        return free_slots(
+            self._api.list("Node"),
+            self._api.list("Pod"),
+            resource=cluster.resource_name,
+            each=cluster.gpus_per_pod,
+            own={pod.uid for pod in pods},
+        )
+
+    def profile(self, namespace: str, name: str) -> tuple[ProfileState, str] | None:
+        """A profile and its token, or None if it is gone or going."""
+        resource = self._api.get(names.PROFILE, namespace, name)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            return None
+        resource = {"apiVersion": names.API_VERSION, "kind": names.PROFILE, **resource}
+        token = self._token(namespace, names.token(name))
+        job = self._api.get("Job", namespace, name)
+        config = self._api.get("ConfigMap", namespace, f"{name}-job")
+        now_s = time.time()
+        pods = tuple(
+            pod_of(pod, now_s)
+            for pod in self._api.list("Pod", namespace, names.selector(name, "profile"))
+        )
+        children = {key("Job", name): job, key("ConfigMap", f"{name}-job"): config}
+        return (
+            ProfileState(
+                resource=resource,
+                manifest=self._manifest(namespace, resource),
+                table=self._api.get("ConfigMap", namespace, table_name(name)),
+                has_token=bool(token),
+                children={where: child for where, child in children.items() if child is not None},
+                job_failure=_job_failure(job),
+                pods=pods,
+                progress=_progress(pods, token),
+                is_namespace_ending=self._is_ending(namespace),
+                now_s=now_s,
+            ),
+            token,
+        )
+
+    def _manifest(self, namespace: str, profile: Object) -> str:
+        """The deployment that a profile is measured for: one that plans by it, or else one of its own model."""
+        for resource in self._api.list(names.DEPLOYMENT, namespace):
+            deployment, _ = deployment_of(resource)
+            if deployment is None:
+                continue
+            spec = profiles.profile_spec(deployment, self._images)
+            if names.profile(spec) == profile["metadata"]["name"]:
+                return deployment.model_dump_json(by_alias=True, exclude_none=True)
+        spec = profile["spec"]
+        manifest = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.DEPLOYMENT,
+            "metadata": {"name": "profile"},
+            "spec": {
+                "model": spec["model"],
+                "cluster": {"gpus": spec["workers"], "resourceName": spec["resourceName"]},
+                "latencyBound": {"seconds": 1e6},
+            },
+        }
+        return json.dumps(manifest)
+
+
+def _refusal(status: Object) -> Refusal | None:
+    found = status.get("refusal")
+    return None if found is None else Refusal(**found)
+
+
+def _revision(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _question(
+    deployment: Deployment, found: Lengths | None, table: Object | None
+) -> Question | None:
+    if found is None or table is None:
+        return None
+    spec, memory = deployment.spec, json.loads(table["data"]["memory.json"])
+    workload = found.workload
+    return Question(
+        table=table["data"]["table.json"],
+        model=table["data"]["model.json"],
+        workload="null" if workload is None else workload.model_dump_json(by_alias=True),
+        bound_s=spec.latency_bound.seconds,
+        percentile_length=spec.latency_bound.percentile_length,
+        device_bytes=memory["device_bytes"],
+        reserve_bytes=memory["reserve_bytes"],
+        strategies=spec.scheduling.strategies,
+        workers=spec.cluster.gpus,
+    )
+
+
+def _table(table_map: Object | None) -> ProfileTable | None:
+    if table_map is None:
+        return None
+    return parse_json(ProfileTable, table_map["data"]["table.json"], source="the profile's table")
+
+
+def _planned(workload_json: str, table_map: Object | None) -> Workload | None:
+    if table_map is None:
+        return None
+    model = parse_json(ModelSpec, table_map["data"]["model.json"], source="the profile's model")
+    return read_workload(workload_spec(workload_json), model.context)
+
+
+def _serving(
+    deployment: Deployment, plan: PlanSeen | None, table: ProfileTable | None, workload_json: str
+) -> str:
+    if plan is None or table is None:
+        return ""
+    found = Serving(
+        **gateway.serving_parts(deployment),
+        plan_id=plan.id,
+        plan=without_proof(plan.plan),
+        table=table,
+        workload=workload_spec(workload_json),
+    )
+    return found.model_dump_json()
+
+
+def _reports(
+    pods: tuple[PodSeen, ...], token: str, planned: Workload | None
+) -> dict[str, ServingSeen]:
+    found = {}
+    for pod in pods:
+        if pod.ip and not pod.is_deleting and token:
+            try:
+                found[pod.name] = talk.report(pod.ip, token, planned)
+            except talk.Silent:
+                continue  # its absence says so
+    return found
+
+
+def _progress(pods: tuple[PodSeen, ...], token: str) -> dict[str, Progress]:
+    found = {}
+    for pod in pods:
+        if pod.ip and pod.phase == "Running" and token:
+            try:
+                found[pod.name] = talk.progress(pod.ip, token)
+            except talk.Silent:
+                continue
+    return found
+
+
+def _job_failure(job: Object | None) -> str:
+    for condition in (job or {}).get("status", {}).get("conditions", []):
+        if condition["type"] == "Failed" and condition["status"] == "True":
+            return f"Job {job['metadata']['name'] if job else ''}: {condition.get('message', '')}."
+    return ""

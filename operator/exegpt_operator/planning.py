@@ -1,0 +1,109 @@
+"""The planner, in a process of its own: a search takes seconds of a core, and the loop must go on.
+
+What goes in and comes out is JSON, so that nothing is shared and everything can be put on file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exegpt_operator.reasons import Reason
+from exegpt_planner.certificate import Certificate
+from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound, InvalidSpec
+from exegpt_planner.manifest import WorkloadSpec
+from exegpt_planner.memory import MemoryBudget
+from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.strict import parse_json
+from exegpt_planner.workload import read_workload
+
+ID_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Everything that a plan is a function of, as JSON and numbers."""
+
+    table: str
+    model: str
+    workload: str  # of a WorkloadSpec, or "null": the prior
+    bound_s: float
+    percentile_length: float
+    device_bytes: int
+    reserve_bytes: int
+    strategies: tuple[str, ...]
+    workers: int
+
+    @property
+    def inputs(self) -> str:
+        """A hash of all of it."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan, or why there is none."""
+
+    inputs: str
+    plan: str = ""  # JSON
+    reason: str = ""
+    message: str = ""
+
+
+def plan(question: Question) -> Answer:
+    """Searches; never raises what the user can act on."""
+    try:
+        found = _plan(question)
+    except InfeasibleBound as error:
+        is_memory = "no room for KV" in str(error)
+        reason = Reason.MODEL_TOO_LARGE if is_memory else Reason.INFEASIBLE
+        return Answer(inputs=question.inputs, reason=str(reason), message=str(error))
+    except IncompleteProfile as error:
+        return Answer(
+            inputs=question.inputs, reason=str(Reason.INCOMPLETE_PROFILE), message=str(error)
+        )
+    except InvalidSpec as error:
+        return Answer(inputs=question.inputs, reason=str(Reason.INVALID_SPEC), message=str(error))
+    except ExeGPTError as error:
+        return Answer(inputs=question.inputs, reason=str(Reason.PLAN_FAILED), message=str(error))
+    return Answer(inputs=question.inputs, plan=found.model_dump_json())
+
+
+def _plan(question: Question) -> Plan:
+    model = parse_json(ModelSpec, question.model, source="the profile's model")
+    workload = workload_spec(question.workload)
+    strategies = [name for name in question.strategies if question.workers > 1 or name != "WAA"]
+    return make_plan(
+        table=parse_json(ProfileTable, question.table, source="the profile's table"),
+        model=model,
+        workload=read_workload(workload, model.context),
+        bound=Bound(seconds=question.bound_s, percentile_length=question.percentile_length),
+        memory=MemoryBudget(
+            device_bytes=question.device_bytes, reserve_bytes=question.reserve_bytes
+        ),
+        strategies=strategies,
+        workers=question.workers,
+    )
+
+
+def workload_spec(text: str) -> WorkloadSpec | None:
+    """The lengths in a question; None for the prior."""
+    data: Mapping[str, Any] | None = json.loads(text)
+    return None if data is None else WorkloadSpec.model_validate(data, by_alias=True)
+
+
+def plan_id(plan_json: str) -> str:
+    """What a plan is called: the first digits of its sha256."""
+    return hashlib.sha256(plan_json.encode()).hexdigest()[:ID_DIGITS]
+
+
+def without_proof(plan: Plan) -> Plan:
+    """The plan without its certificate's leaves, for those who only carry it out."""
+    proofless = Certificate(spaces=(), inputs=plan.certificate.inputs)
+    return plan.model_copy(update={"certificate": proofless})
