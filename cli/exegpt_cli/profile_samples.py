@@ -116,12 +116,23 @@ def typical_kernel_s(steps: Sequence[MeasuredStep]) -> float:
 
 
 def sensitivity_of(steps: Sequence[MeasuredStep], *, threads: int) -> Sensitivity:
-    """How much these steps' times moved with the kernel's."""
-    return fit_sensitivity(
-        [step.shape.tokens for step in steps],
-        [[clock(timing, threads) for timing in step.timings] for step in steps],
-        [[timing.kernel_s for timing in step.timings] for step in steps],
-    )
+    """How much these steps' times moved with the kernel's, over sweeps: a sweep's measurements lie side by side."""
+    rows = []
+    for step in steps:
+        slowed = _less_mean([clock(timing, threads) for timing in step.timings])
+        moved = _less_mean([timing.kernel_s for timing in step.timings])
+        rows += [
+            ((sweep, not step.held_out, step.id), step.shape.tokens, y, x)
+            for sweep, (y, x) in enumerate(zip(slowed, moved, strict=True))
+            if len(step.timings) > 1
+        ]
+    rows.sort()
+    return fit_sensitivity(*([row[column] for row in rows] for column in (1, 2, 3)))
+
+
+def _less_mean(seconds: Sequence[float]) -> list[float]:
+    logs = np.log(seconds)
+    return list(logs - logs.mean())
 
 
 def samples(

@@ -7,15 +7,16 @@ The profile times its steps several times, minutes apart; how they moved with th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from scipy.optimize import lsq_linear
 
 from exegpt_planner.strict import StrictModel
 
+Floats = NDArray[np.float64]
+
+BLOCK = 16  # measurements, a second or two
 # Before any timing: as much as the kernel, whatever the step. A machine that holds its speed teaches nothing else.
 _LEVEL, _LEVEL_SD = 1.0, 0.3
 _DOUBLING_SD = 0.1
@@ -36,31 +37,32 @@ class Sensitivity(StrictModel):
         return float(kernel_ratio ** self.of(tokens))
 
 
-def fit_sensitivity(
-    tokens: Sequence[float], step_s: Sequence[ArrayLike], kernel_s: Sequence[ArrayLike]
-) -> Sensitivity:
-    """From steps of `tokens`, each timed once or more: its times and the kernel's beside them.
+def fit_sensitivity(tokens: ArrayLike, slowed: ArrayLike, moved: ArrayLike) -> Sensitivity:
+    """From measurements in the order they were made: log(step) and log(kernel), less their means over the same step.
 
-    Least squares on the deviations of the logarithms from their means over each step, with a normal prior.
+    Least squares with a normal prior, on means over blocks of BLOCK measurements: a single reading of the kernel is
+    noisy, and noise in what is fitted to would flatten the line; the machine's states last longer than a block.
     """
-    size, x, y = [], [], []
-    for num, seconds, kernel in zip(tokens, step_s, kernel_s, strict=True):
-        kernel_log, log = np.log(kernel), np.log(seconds)
-        size += [np.log2(max(num, 1.0))] * log.size
-        x += list(kernel_log - kernel_log.mean())
-        y += list(log - log.mean())
-    moved, steps = np.array(x), np.array(y)
-    freedom = len(steps) - len(tokens)
-    if freedom < 1 or not moved.any():
+    size, steps, kernel = np.log2(np.maximum(tokens, 1.0)), np.asarray(slowed), np.asarray(moved)
+    num_blocks = len(steps) // BLOCK
+    if num_blocks < 2 or not kernel.any():
         return Sensitivity()
-    middle = float(np.mean(size))
-    columns = np.column_stack([moved, moved * (np.array(size) - middle)])
-    noise = float(np.std(steps - moved)) * np.sqrt(len(steps) / freedom) or 1e-9
+    middle = float(size.mean())
+    columns = _means(np.column_stack([kernel, kernel * (size - middle)]), num_blocks)
+    target = _means(steps, num_blocks)
+    noise = max(float(np.std(target - columns[:, 0])), 1e-9)
     prior = np.diag([noise / _LEVEL_SD, noise / _DOUBLING_SD])
     found = lsq_linear(
         np.vstack([columns, prior]),
-        np.concatenate([steps, prior @ np.array([_LEVEL, 0.0])]),
+        np.concatenate([target, prior @ np.array([_LEVEL, 0.0])]),
         bounds=([0.0, 0.0], [np.inf, np.inf]),
     ).x
     level, doubling = (float(value) for value in found)
     return Sensitivity(one_token=level - doubling * middle, per_doubling=doubling)
+
+
+def _means(values: Floats, num_blocks: int) -> Floats:
+    """Means over consecutive blocks of the first axis; what fills no block is left out."""
+    blocks = values[: num_blocks * BLOCK].reshape(num_blocks, BLOCK, *values.shape[1:])
+    found: Floats = blocks.mean(axis=1)
+    return found

@@ -73,7 +73,7 @@ def test_steps_that_slow_less_than_the_kernel_are_normalised_by_less() -> None:
     steps = [_step(i, _timing(0.010, 0.004), _timing(0.020, 0.016)) for i in range(400)]
     steps += [_step(400, _timing(0.010, 0.004))]
     found = sensitivity_of(steps, threads=1)
-    assert found.of(SHAPE.tokens) == pytest.approx(0.5, abs=0.01)
+    assert found.of(SHAPE.tokens) == pytest.approx(0.5, abs=0.03)
     assert typical_kernel_s(steps) == 0.004
     assert [s.step_s for s in samples(steps, found, threads=1)] == pytest.approx(
         [0.010] * 401, rel=0.02

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import binaries
+from cluster import binaries, images
 from cluster.control_plane import ControlPlane
+from cluster.node import PAUSE, Node, lacking
+from cluster.whole import BASE, DEVICE, Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,3 +52,54 @@ def control_plane(
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This interpreter, with everything installed and our packages as they are now."""
+    folder = Path(os.environ.get("EXEGPT_CLUSTER_VOLUME", "/var/tmp/exegpt-cluster-python"))
+    images.python_volume(folder, [ROOT / name for name in ("planner", "runner", "cli", "operator")])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's folder, readable by anyone."""
+    from exegpt_cli.cache import Cache
+    from exegpt_cli.demo_model import demo_folder
+
+    source = demo_folder("smollm2-135m-instruct", Cache.of_user(), say=lambda _: None)
+    folder = Path("/var/tmp/exegpt-cluster-weights")
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["cp", "-ruL", f"{source}/.", str(folder)], check=True)
+    subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, volume: Path, weights: Path
+) -> Iterator[Cluster]:
+    """A control plane and a node, our definitions, and the volumes that pods of ours need."""
+    if os.geteuid() != 0:
+        _lacking("a node needs root")
+    if reason := lacking():
+        _lacking(reason)
+    programs = binaries.build(binaries.CONTROL_PLANE | binaries.NODE)
+    folder = tmp_path_factory.mktemp("cluster")
+    archives = [images.pause(folder, PAUSE), images.libraries(folder, BASE, of=_programs(volume))]
+    plane = ControlPlane.started(folder / "run", programs, for_nodes=True)
+    node = None
+    try:
+        node = Node.started(plane, images=archives)
+        node.advertise(DEVICE, 2)
+        yield Cluster(plane, node, volume, weights)
+    finally:
+        if node is not None:
+            node.stop()
+        plane.stop()
+
+
+def _programs(volume: Path) -> list[Path]:
+    """What of the volume has shared libraries of its own to find."""
+    return [volume / "bin" / "python3.11", *volume.rglob("*.so"), *volume.rglob("*.so.*")]

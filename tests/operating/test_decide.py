@@ -22,7 +22,7 @@ from exegpt_operator.actions import (
 )
 from exegpt_operator.compare import key
 from exegpt_operator.decide import FEWEST_ANSWERS, RETRY_S, UNSCHEDULED_S, decide
-from exegpt_operator.reasons import Reason, reason_of
+from exegpt_operator.reasons import reason_of
 from exegpt_operator.seen import ContainerSeen, PodSeen
 from operator_world import IMAGES, World, resource
 

@@ -133,7 +133,9 @@ def test_a_pod_that_waits_says_for_what() -> None:
 
 
 def test_who_set_an_annotation_is_read_from_managed_fields() -> None:
-    fields = {"f:metadata": {"f:annotations": {"f:exegpt.dev/observed-input": {}, ".": {}}}}
+    fields: dict[str, Any] = {
+        "f:metadata": {"f:annotations": {"f:exegpt.dev/observed-input": {}, ".": {}}}
+    }
     managed = [{"manager": "kubectl-annotate", "fieldsV1": fields}]
     found = managers_of({"metadata": {"managedFields": managed}})
     assert found == {"exegpt.dev/observed-input": "kubectl-annotate"}
