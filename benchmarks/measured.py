@@ -1,9 +1,8 @@
 """What a step log shows of a schedule's promises: throughput, cycle, pool, and the latency of answers of length s99.
 
-Two clocks. *Raw*: wall time. *Normalised*: process CPU time of a step, brought to the profile's
-speed by the calibration kernel's latest time and the profile's sensitivity to it, so that a
-neighbour who slows the machine down does not count as an error of the model. Gaps between steps are
-wall time in both, the kernel's own runs taken out.
+Two clocks. *Raw*: wall time. *Normalised*: process CPU time of a step x (the profile's calibration
+kernel / the kernel's latest time), so that a neighbour who slows the machine down does not count as
+an error of the model. Gaps between steps are wall time in both, the kernel's own runs taken out.
 
 On several workers each has a clock of its own. Units add up. In WAA the decoders' clock is the one
 that counts: a query is through when its last decode iteration is.
@@ -125,16 +124,6 @@ def measure(
     )
 
 
-def slowdowns(log: Sequence[IterationRecord], kernel_s: Floats, table: ProfileTable) -> Floats:
-    """Of each iteration, against the profile; `kernel_s` stands beside it."""
-    return np.array(
-        [
-            table.sensitivity.slowdown(each.shape.tokens, seconds / table.kernel_s)
-            for each, seconds in zip(log, kernel_s, strict=True)
-        ]
-    )
-
-
 def _lane(
     steps: Steps, worker: int, schedule: AnySchedule, table: ProfileTable, begin_s: float
 ) -> Lane:
@@ -156,7 +145,7 @@ def _lane(
         start=start,
         end=end,
         wall=wall,
-        normalised=cpu / slowdowns(log, kernel, table),
+        normalised=cpu * table.kernel_s / kernel,
         gaps=gaps_s(log, end, wall),
         kernel=kernel,
         first=first,

@@ -28,7 +28,7 @@ from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import Schedule
 from exegpt_planner.workload import Workload
-from measured import gaps_s, slowdowns
+from measured import gaps_s
 from points import BOUND_SHARES, between, reach
 from saturate import Drive, Served, Until, backlog_of, run
 
@@ -126,8 +126,7 @@ def times_s(steps: Steps, table: ProfileTable) -> tuple[Floats, Floats]:
     readings = np.array([each.kernel_s or table.kernel_s for each in log])
     end = start + wall - np.array([each.between_s for each in log])
     gaps = gaps_s(log, end, wall)
-    kernel_s = np.array(smoothed(readings.tolist()))
-    return cpu / slowdowns(log, kernel_s, table) + gaps, wall + gaps
+    return cpu * table.kernel_s / np.array(smoothed(readings.tolist())) + gaps, wall + gaps
 
 
 def tokens(steps: Steps) -> Floats:

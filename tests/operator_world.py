@@ -103,6 +103,7 @@ class World:
             problems=problems,
             missing=self.missing,
             annotations=self.annotations,
+            runner_image=IMAGES.runner,
             lengths=found,
             malformed=malformed,
             status=self.status,

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from exegpt_cli.profile_overheads import Overheads
-from exegpt_cli.profile_samples import (
-    MeasuredStep,
-    samples,
-    sensitivity_of,
-    spread,
-    typical_kernel_s,
-)
+from exegpt_cli.profile_samples import MeasuredStep, samples, spread, typical_kernel_s
 from exegpt_planner.profile_fit import error_p95, fit
 from exegpt_planner.profile_table import Curve, ProfileKey, ProfileTable, StepShape
 
@@ -26,8 +20,7 @@ def table_from(
     beside: Overheads,
 ) -> ProfileTable:
     """The fitted table with its error on the held-out steps."""
-    sensitivity = sensitivity_of(steps, threads=key.threads)
-    used = samples(steps, sensitivity, threads=key.threads)
+    used = samples(steps, threads=key.threads)
     fitted = fit(used, num_layers=num_layers, largest=largest)
     spreads = [spread(s.timings, threads=key.threads) for s in steps if len(s.timings) > 1]
     table = ProfileTable(
@@ -40,7 +33,6 @@ def table_from(
         dispatch_s=beside.dispatch_s,
         error_p95=0.0,
         kernel_s=typical_kernel_s(steps),
-        sensitivity=sensitivity,
         num_samples=len(used),
         spread=float(np.median(spreads)) if spreads else 0.0,
     )

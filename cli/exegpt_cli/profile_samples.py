@@ -1,8 +1,8 @@
 """Measured steps of a profile on disk, one JSON line a measurement, and as samples of one machine speed.
 
 A step is measured more than once, at different times; its sample is the mean, as promises are made of sums of steps.
-The calibration kernel's time, smoothed over its neighbours, and the steps' sensitivity to it bring every measurement to
-the speed at the profile's median kernel time.
+The calibration kernel's time, smoothed over its neighbours, brings every measurement to the speed at the profile's
+median kernel time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from exegpt_cli.cache import Cache, writing
 from exegpt_planner.errors import Unavailable
-from exegpt_planner.machine_speed import Sensitivity, fit_sensitivity
 from exegpt_planner.profile_fit import Sample
 from exegpt_planner.profile_table import StepShape
 from exegpt_planner.strict import StrictModel
@@ -115,52 +114,26 @@ def typical_kernel_s(steps: Sequence[MeasuredStep]) -> float:
     return float(np.median([timing.kernel_s for step in steps for timing in step.timings]))
 
 
-def sensitivity_of(steps: Sequence[MeasuredStep], *, threads: int) -> Sensitivity:
-    """How much these steps' times moved with the kernel's, over sweeps: a sweep's measurements lie side by side."""
-    rows = []
-    for step in steps:
-        slowed = _less_mean([clock(timing, threads) for timing in step.timings])
-        moved = _less_mean([timing.kernel_s for timing in step.timings])
-        rows += [
-            ((sweep, not step.held_out, step.id), step.shape.tokens, y, x)
-            for sweep, (y, x) in enumerate(zip(slowed, moved, strict=True))
-            if len(step.timings) > 1
-        ]
-    rows.sort()
-    return fit_sensitivity(*([row[column] for row in rows] for column in (1, 2, 3)))
-
-
-def _less_mean(seconds: Sequence[float]) -> list[float]:
-    logs = np.log(seconds)
-    return list(logs - logs.mean())
-
-
-def samples(
-    steps: Sequence[MeasuredStep], sensitivity: Sensitivity, *, threads: int
-) -> list[Sample]:
+def samples(steps: Sequence[MeasuredStep], *, threads: int) -> list[Sample]:
     """One sample a step, at the profile's typical speed."""
     kernel_s = typical_kernel_s(steps)
-    return [_sample(step, sensitivity, kernel_s, threads) for step in steps]
+    return [_sample(step, kernel_s, threads) for step in steps]
 
 
-def _sample(step: MeasuredStep, sensitivity: Sensitivity, kernel_s: float, threads: int) -> Sample:
-    slowdown = np.array(
-        [sensitivity.slowdown(step.shape.tokens, t.kernel_s / kernel_s) for t in step.timings]
-    )
-    step_s = np.array([clock(timing, threads) for timing in step.timings]) / slowdown
-    layers_s = np.array([_layers_clock(timing, threads) for timing in step.timings]) / slowdown
+def _sample(step: MeasuredStep, kernel_s: float, threads: int) -> Sample:
+    step_s = np.array(_normalised(step, kernel_s, threads))
     scatter = float(step_s.std(ddof=1)) if len(step_s) > 1 else 0.0
     return Sample(
         shape=step.shape,
         step_s=float(step_s.mean()),
-        layers_s=float(layers_s.mean()),
+        layers_s=float(np.mean(_normalised_layers(step, kernel_s, threads))),
         held_out=step.held_out,
         noise=scatter / math.sqrt(len(step_s)) / float(step_s.mean()),
     )
 
 
 def spread(timings: Sequence[Timing], *, threads: int) -> float:
-    """(largest - smallest) / median of one step's times over the kernel's."""
+    """(largest - smallest) / median of the normalised times of one step."""
     seconds = [clock(timing, threads) / timing.kernel_s for timing in timings]
     return (max(seconds) - min(seconds)) / float(np.median(seconds))
 
@@ -170,5 +143,12 @@ def clock(timing: Timing, threads: int) -> float:
     return timing.cpu_s if threads == 1 else timing.wall_s
 
 
-def _layers_clock(timing: Timing, threads: int) -> float:
-    return timing.layers_cpu_s if threads == 1 else timing.layers_wall_s
+def _normalised(step: MeasuredStep, kernel_s: float, threads: int) -> list[float]:
+    return [clock(timing, threads) * kernel_s / timing.kernel_s for timing in step.timings]
+
+
+def _normalised_layers(step: MeasuredStep, kernel_s: float, threads: int) -> list[float]:
+    return [
+        (timing.layers_cpu_s if threads == 1 else timing.layers_wall_s) * kernel_s / timing.kernel_s
+        for timing in step.timings
+    ]

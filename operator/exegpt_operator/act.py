@@ -71,6 +71,11 @@ class Actor:
             workload=looked.workload_json,
         )
 
+    def restart_gateway(self, looked: Looked, action: Steer) -> None:
+        """Has a gateway's pod made again, which starts by the plan on file."""
+        pod = next(each for each in looked.seen.gateway_pods if each.name == action.pod)
+        self._api.delete("Pod", looked.seen.namespace, pod.name, uid=pod.uid)
+
     def keep_plan(
         self, looked: Looked, question: Question, answer: Answer, *, image: str, why: str
     ) -> None:

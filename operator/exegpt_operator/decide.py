@@ -95,8 +95,8 @@ class _Deciding:
             self._watched,
         )
         self.attempt = str(self.seen.status.get("lastAttemptTime", ""))
-        if self.seen.plan is not None:
-            self.images = replace(self.images, runner=self.seen.plan.runner_image)
+        if self.seen.runner_image:
+            self.images = replace(self.images, runner=self.seen.runner_image)
         for stage in stages:
             if not stage():
                 break
@@ -196,6 +196,8 @@ class _Deciding:
         if not seen.has_token:
             self.actions.append(MakeToken(names.token(seen.name)))
         self._want(workers.service(deployment))
+        self._want(gateway.endpoint(deployment))
+        self._want(gateway.config(deployment, seen.serving_json))  # before the pods that mount it
         wanted = workers.num_pods(deployment)
         cause = worst(seen.worker_pods, deployment.spec.cluster.resource_name)
         if (in_vain := self._in_vain(wanted)) is not None:
@@ -241,8 +243,6 @@ class _Deciding:
 
     def _endpoint(self) -> bool:
         seen, deployment, plan = self.seen, self._deployment, self._plan
-        self._want(gateway.endpoint(deployment))
-        self._want(gateway.config(deployment, seen.serving_json))
         cause = worst(seen.gateway_pods, deployment.spec.cluster.resource_name)
         if cause is not None:
             self._say(false("EndpointReady", *cause))

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from exegpt_operator import names, talk
@@ -40,6 +41,7 @@ from exegpt_planner.strict import parse_json
 from exegpt_planner.workload import Workload, read_workload
 
 Object = Mapping[str, Any]
+REMEMBERED = 128
 INPUTS = f"{names.GROUP}/inputs"  # of a plan's ConfigMap
 RUNNER_IMAGE = f"{names.GROUP}/runner-image"
 WEIGHT_BYTES = f"{names.GROUP}/weight-bytes"
@@ -99,9 +101,11 @@ class Looker:
             if self._api.get(kind, namespace, name) is None
         )
         found, malformed = self._lengths(resource, deployment)
-        profile, table_map = self._profile(namespace, deployment, seen)
-        question = _question(deployment, found, table_map)
         plan, plan_map = self._plan(seen)
+        children = self._children(seen)
+        images = replace(self._images, runner=_pinned(plan, children, seen) or self._images.runner)
+        profile, table_map = self._profile(namespace, deployment, images)
+        question = _question(deployment, found, table_map)
         token = self._token(namespace, names.token(seen.name))
         pods = self._pods(seen)
         table = _table(table_map)
@@ -116,13 +120,14 @@ class Looker:
             seen=replace(
                 seen,
                 missing=missing,
+                runner_image=images.runner,
                 lengths=found,
                 malformed=malformed,
                 profile=profile,
                 plan=plan,
                 inputs="" if question is None else question.inputs,
                 has_token=bool(token),
-                children=self._children(seen),
+                children=children,
                 worker_pods=pods["worker"],
                 gateway_pods=pods["gateway"],
                 free_slots=self._free_slots(deployment, pods["worker"]),
@@ -168,10 +173,9 @@ class Looker:
             raise Malformed(f"ConfigMap {name}", error.problems) from None
 
     def _profile(
-        self, namespace: str, deployment: Deployment, seen: Seen
+        self, namespace: str, deployment: Deployment, images: Images
     ) -> tuple[ProfileSeen | None, Object | None]:
-        del seen
-        name = names.profile(profiles.profile_spec(deployment, self._images))
+        name = names.profile(profiles.profile_spec(deployment, images))
         resource = self._api.get(names.PROFILE, namespace, name)
         if resource is None:
             return None, None
@@ -192,7 +196,7 @@ class Looker:
                 id=plan_id(text),
                 revision=_revision(metadata["name"]),
                 inputs=metadata["annotations"][INPUTS],
-                plan=parse_json(Plan, text, source=metadata["name"]),
+                plan=_read_plan(text),
                 runner_image=metadata["annotations"][RUNNER_IMAGE],
                 weight_bytes=int(metadata["annotations"][WEIGHT_BYTES]),
                 why=metadata["annotations"][WHY],
@@ -298,6 +302,13 @@ class Looker:
         return json.dumps(manifest)
 
 
+def _pinned(plan: PlanSeen | None, children: Mapping[str, Object], seen: Seen) -> str:
+    """The image of the plan in force, while pods run it: another operator, with another image, restarts nothing."""
+    there = children.get(key("StatefulSet", names.workers(seen.name)))
+    runs = there is not None and there["spec"].get("replicas", 1)
+    return plan.runner_image if plan is not None and runs else ""
+
+
 def _refusal(status: Object) -> Refusal | None:
     found = status.get("refusal")
     return None if found is None else Refusal(**found)
@@ -328,15 +339,31 @@ def _question(
 
 
 def _table(table_map: Object | None) -> ProfileTable | None:
-    if table_map is None:
-        return None
-    return parse_json(ProfileTable, table_map["data"]["table.json"], source="the profile's table")
+    return None if table_map is None else _read_table(table_map["data"]["table.json"])
 
 
 def _planned(workload_json: str, table_map: Object | None) -> Workload | None:
     if table_map is None:
         return None
-    model = parse_json(ModelSpec, table_map["data"]["model.json"], source="the profile's model")
+    return _read_lengths(workload_json, table_map["data"]["model.json"])
+
+
+# What lies in immutable ConfigMaps need not be read again at each look.
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _read_plan(text: str) -> Plan:
+    return parse_json(Plan, text, source="a plan on file")
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _read_table(text: str) -> ProfileTable:
+    return parse_json(ProfileTable, text, source="a profile's table")
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _read_lengths(workload_json: str, model_json: str) -> Workload:
+    model = parse_json(ModelSpec, model_json, source="a profile's model")
     return read_workload(workload_spec(workload_json), model.context)
 
 

@@ -96,8 +96,15 @@ class Loop:
                     await asyncio.to_thread(
                         self._actor.do, looked.resource, action, now_s=time.time()
                     )
+        except talk.Refused as error:  # it was started with another profile or less memory
+            log.warning("a gateway starts anew", extra={"key": key, "problem": str(error)})
+            assert isinstance(action, Steer)
+            await asyncio.to_thread(self._actor.restart_gateway, looked, action)
+            return False
         except talk.Silent as error:
-            log.warning("a gateway refuses the plan", extra={"key": key, "problem": str(error)})
+            log.warning(
+                "a gateway does not take the plan", extra={"key": key, "problem": str(error)}
+            )
             return False
         except ApiRefused as error:
             if error.status in (403, 409, 422):
@@ -132,7 +139,7 @@ class Loop:
                 looked,
                 looked.question,
                 answer,
-                image=self._images.runner,
+                image=looked.seen.runner_image,
                 why=why,
             )
             self._tell(key, "planned", inputs=answer.inputs, plan=plan_id(answer.plan))

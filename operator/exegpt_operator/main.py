@@ -54,6 +54,7 @@ class _Operator:
     holder: str
     queue: Queue[Key] = field(init=False)
     is_active: bool = False
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
     renewed_s: float = 0.0
     heard_s: float = field(default_factory=time.monotonic)
 
@@ -196,6 +197,7 @@ def _watch(registry: kopf.OperatorRegistry, operator: _Operator) -> None:
         settings.watching.connect_timeout = 30
         for work in (operator.hold_lease, operator.resync, operator.health):
             task = asyncio.get_running_loop().create_task(work())
+            operator.tasks.append(task)
             task.add_done_callback(functools.partial(_end_with, work.__name__))
 
     for plural, word in ((names.DEPLOYMENTS, "deployment"), (names.PROFILES, "profile")):

@@ -112,6 +112,7 @@ class Seen:
         tuple[str, str], ...
     ] = ()  # (kind, name) of what the spec names and is not there
     annotations: Mapping[str, str] = field(default_factory=dict)
+    runner_image: str = ""  # that its pods run, or would if they were made now
     lengths: Lengths | None = None  # None where `malformed` says why
     malformed: str = ""
     is_namespace_ending: bool = False

@@ -26,6 +26,19 @@ class Silent(Exception):
     """A pod does not answer, or says no; `str` is why."""
 
 
+class Refused(Silent):
+    """A pod answers, and will never do it as it is."""
+
+
+_FOR_GOOD = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+
+
 def report(ip: str, token: str, planned: Workload | None) -> ServingSeen:
     """What a gateway says of itself; `planned` is what observed lengths are held against."""
     reply: gateway_pb2.ReportReply = _call(
@@ -104,7 +117,8 @@ def _call(ip: str, port: int, ask: Callable[[grpc.Channel], T]) -> T:
         try:
             return ask(channel)
         except grpc.RpcError as error:
-            raise Silent(message_of(error.details())) from None
+            kind = Refused if error.code() in _FOR_GOOD else Silent
+            raise kind(message_of(error.details())) from None
 
 
 class _Observed:

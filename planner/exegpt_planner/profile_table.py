@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from exegpt_planner.machine_speed import Sensitivity
 from exegpt_planner.strict import StrictModel
 
 Floats = NDArray[np.float64]
@@ -127,7 +126,6 @@ class ProfileTable(StrictModel):
     dispatch_s: float = Field(ge=0)  # the worker waits this long for the conductor's next message
     error_p95: float = Field(ge=0)  # of the curves' |relative error| on held-out shapes
     kernel_s: float = Field(gt=0)  # the calibration kernel's time while profiling
-    sensitivity: Sensitivity = Sensitivity()  # of a step's time to the kernel's
     num_samples: int = Field(ge=0)
     spread: float = Field(ge=0)  # median relative spread of repeated measurements
     hand_over: HandOverCurves | None = (

@@ -94,7 +94,8 @@ def _add_service_routes(
         if conductor.is_draining:
             raise busy("not ready: draining", code="draining", retry_after_s=DRAIN_RETRY_S)
         nonlocal was_ready
-        was_ready = was_ready or conductor.is_settled
+        if holds_queries and not was_ready:
+            was_ready = conductor.is_settled
         if not (conductor.ready or (holds_queries and was_ready)):
             reason = "not ready: the worker is not connected yet"
             raise busy(reason, code="not_ready", retry_after_s=1)

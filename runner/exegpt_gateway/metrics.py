@@ -62,7 +62,7 @@ class Metrics:
         if promise is not None:
             self._promise_gauges(registry)
             self._beside_table(registry)
-            self._speed = MachineSpeed(promise.table)
+            self._speed = MachineSpeed(promise.table.kernel_s)
             self.promised(promise)
 
     def promised(self, promise: Promise) -> None:
@@ -144,7 +144,7 @@ class Metrics:
         if self._promise is None or not clocks.kernel_s:  # without a reading nothing is comparable
             return clocks.wall_s
         table = self._promise.table
-        slowdown = self._speed.slowdown(shape.tokens, clocks.kernel_s)
+        slowdown = self._speed.slowdown(clocks.kernel_s)
         # As the profile was measured.
         clock_s = clocks.cpu_s if table.key.threads == 1 else clocks.wall_s
         self.unslowed_s.inc(clock_s / slowdown)

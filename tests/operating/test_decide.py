@@ -69,10 +69,10 @@ def test_from_apply_to_ready_in_order() -> None:
         "StartPlanning",
         "MakeToken",
         "Service/translate-workers",
-        "StatefulSet/translate-workers",
-        "StatefulSet/translate-gateway",
         "Service/translate",
         "ConfigMap/translate-serving",
+        "StatefulSet/translate-workers",
+        "StatefulSet/translate-gateway",
         "LabelPod",
         "LabelPod",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from exegpt_operator import names
+from exegpt_operator.compare import quantity
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.manifests.pods import (
     CONFIG_PATH,
@@ -16,9 +17,9 @@ from exegpt_operator.manifests.pods import (
     model_folder,
     pod,
 )
-from exegpt_operator.manifests.workers import CPU, with_resources
+from exegpt_operator.manifests.workers import with_resources
 from exegpt_planner.manifest import Deployment, Model
-from exegpt_planner.pod_template import PodTemplate
+from exegpt_planner.pod_template import PodTemplate, Resources
 
 MANIFEST_FILE = "deployment.json"
 FETCHED_WITHIN_S = 600  # the operator has so long to fetch the table before the pod ends
@@ -99,12 +100,23 @@ def _profiler(spec: Any, images: Images, template: PodTemplate) -> Object:
     arguments += ["--wait", str(FETCHED_WITHIN_S)]
     devices = {spec["resourceName"]: str(spec["workers"])}
     resources = {"requests": dict(devices), "limits": dict(devices)}
-    if spec["resourceName"] != CPU:
-        resources["requests"].setdefault("cpu", "1")
     found = container(
         "profiler", images.runner, arguments, images=images, template=template, has_config=True
     )
     return found | {
         "ports": [{"name": "profile", "containerPort": names.PROFILE_PORT, "protocol": "TCP"}],
-        "resources": with_resources(resources, template.resources),
+        "resources": with_resources(resources, _times(template.resources, spec["workers"])),
     }
+
+
+def _times(given: Resources, workers: int) -> Resources:
+    """What a worker's container may take, for as many of them in one."""
+    return Resources(
+        **{
+            kind: {
+                name: f"{1000 * workers * (quantity(str(amount)) or 0):.0f}m"
+                for name, amount in getattr(given, kind).items()
+            }
+            for kind in ("requests", "limits")
+        }
+    )
