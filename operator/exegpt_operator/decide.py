@@ -30,32 +30,20 @@ from exegpt_operator.compare import is_as_wanted, key, key_of, stamped
 from exegpt_operator.conditions import Condition, changes, false, merged, true, unknown
 from exegpt_operator.manifests import gateway, profiles, workers
 from exegpt_operator.manifests.images import Images
-from exegpt_operator.reasons import Reason, reason_of
+from exegpt_operator.reasons import MISSING, Reason, reason_of
 from exegpt_operator.roles import role_of
 from exegpt_operator.seen import PlanSeen, PodSeen, Seen
-from exegpt_operator.status import at_rest, summary, why
+from exegpt_operator.status import at_rest, in_words, why
+from exegpt_operator.summing_up import ACTIONABLE, summed_up
 from exegpt_operator.times import rfc3339, seconds_of
 from exegpt_planner.manifest import Deployment
 
-UNSCHEDULED_S = (
-    20.0  # a pod that fits nowhere for so long will not by itself: what others hold is given back
-)
+UNSCHEDULED_S = 20.0  # until what other pods hold is given back, as one of them fits nowhere
 RETRY_S = 60.0  # until devices are asked for again
 WATCH_S = 30.0  # looked at again after, whatever happens
 SOON_S = 1.0  # while the gateway settles
 FEWEST_ANSWERS = 100  # before measured answers say anything about a bound kept by 99 of 100
 PROMISED_SHARE = 0.98  # of them, at least
-
-_LATER = (
-    "Validated", "Profiled", "Scheduled", "WorkersReady", "EndpointReady", "BoundMet", "Drifted",
-)  # fmt: skip
-_WARNINGS = {
-    Reason.INVALID_SPEC, Reason.MISSING_SECRET, Reason.MISSING_CONFIG_MAP, Reason.MISSING_CLAIM,
-    Reason.MALFORMED_ANNOTATION, Reason.PROFILE_FAILED, Reason.WRONG_DEVICE, Reason.INCOMPLETE_PROFILE,
-    Reason.INFEASIBLE, Reason.MODEL_TOO_LARGE, Reason.PLAN_FAILED, Reason.INSUFFICIENT_GPUS, Reason.UNSCHEDULABLE,
-    Reason.IMAGE_PULL_ERROR, Reason.CRASH_LOOP, Reason.OOM_KILLED, Reason.FORBIDDEN, Reason.EDITED,
-    Reason.TRANSFER_FAILED, Reason.BROKEN,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +96,8 @@ class _Deciding:
         seen = self.seen
         if seen.problems:
             return self._stalled(false("Validated", Reason.INVALID_SPEC, "; ".join(seen.problems)))
-        kinds = {
-            "Secret": Reason.MISSING_SECRET,
-            "ConfigMap": Reason.MISSING_CONFIG_MAP,
-            "PersistentVolumeClaim": Reason.MISSING_CLAIM,
-        }
         for kind, name in seen.missing:
-            return self._stalled(false("Validated", kinds[kind], f"{kind} {name} is not there."))
+            return self._stalled(false("Validated", MISSING[kind], f"{kind} {name} is not there."))
         self._say(true("Validated", Reason.VALID))
         return True
 
@@ -160,16 +143,7 @@ class _Deciding:
         return self._waiting(unknown("Scheduled", Reason.PLANNING))
 
     def _planned(self, plan: PlanSeen) -> bool:
-        expected = plan.plan.prediction
-        self._say(
-            true(
-                "Scheduled",
-                Reason.PLANNED,
-                f"Plan {plan.id}: {summary(plan.plan.schedule)}; an answer of {plan.plan.length_tokens} tokens "
-                f"within {expected.promised_s:.2f} s of {plan.plan.bound.seconds:g} s, "
-                f"{expected.tokens_per_s:.0f} tokens/s a replica.",
-            )
-        )
+        self._say(true("Scheduled", Reason.PLANNED, in_words(plan)))
         return True
 
     def _approved(self) -> bool:
@@ -182,9 +156,8 @@ class _Deciding:
         if scheduling.plan_policy == "Review" and approved != plan.id:
             words = f"Plan {plan.id} waits for exegpt.dev/approved-plan={plan.id}."
             self._say(false("Scheduled", Reason.AWAITING_APPROVAL, words))
-            there = self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
             self.steers = False  # what was approved before stays in force while this one waits
-            if there is None or not there["spec"].get("replicas"):
+            if self._stateful_set is None or not self._stateful_set["spec"].get("replicas"):
                 return False
         if self._deployment.spec.suspend:
             self._hold(Reason.SUSPENDED)
@@ -311,7 +284,10 @@ class _Deciding:
             self._say(false("Drifted", Reason.STABLE, words))
             return
         self._say(true("Drifted", Reason.DRIFTED, words))
-        planned_s = seconds_of(str(self._plan_record.get("time", "")))
+        history = seen.status.get("history", [])
+        planned_s = max(
+            (seconds_of(e["time"]) for e in history if e["id"] == self._plan.id), default=0.0
+        )
         is_pinned = seen.lengths is not None and seen.lengths.source in ("Annotation", "Spec")
         if not is_pinned and seen.now_s - planned_s >= drift.cooldown_seconds:
             self.actions.append(
@@ -335,21 +311,16 @@ class _Deciding:
         assert self.seen.plan is not None, "scheduled first"
         return self.seen.plan
 
-    @property
-    def _plan_record(self) -> Mapping[str, Any]:
-        history = self.seen.status.get("history", [])
-        found: Mapping[str, Any] = next(
-            (each for each in history if each["id"] == self._plan.id), {}
-        )
-        return found
-
     def _want(self, wanted: Mapping[str, Any]) -> None:
         if not is_as_wanted(wanted, self.seen.children.get(key_of(wanted))):
             self.actions.append(Apply(stamped(wanted)))
 
+    @property
+    def _stateful_set(self) -> Mapping[str, Any] | None:
+        return self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
+
     def _scale_workers(self, pods: int) -> None:
-        there = self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
-        if pods == 0 and there is None:
+        if pods == 0 and self._stateful_set is None:
             return  # nothing is held, and nothing need be made to hold nothing
         self._want(
             workers.stateful_set(
@@ -373,8 +344,7 @@ class _Deciding:
 
     def _replace_stale(self) -> None:
         """Worker pods of an older template make way, all at once: their KV would not fit the new ones'."""
-        there = self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
-        newest = "" if there is None else there.get("status", {}).get("updateRevision", "")
+        newest = (self._stateful_set or {}).get("status", {}).get("updateRevision", "")
         for pod in self.seen.worker_pods:
             if newest and pod.revision and pod.revision != newest and not pod.is_deleting:
                 self.actions.append(DeletePod(pod.name, pod.uid))
@@ -392,6 +362,7 @@ class _Deciding:
         self.conditions[condition.type] = condition
 
     def _waiting(self, condition: Condition) -> bool:
+        """What runs goes on meanwhile."""
         self._say(condition)
         return self.seen.plan is not None
 
@@ -402,12 +373,14 @@ class _Deciding:
 
     def _told(self) -> Decision:
         seen = self.seen
-        self._summed_up()
-        before = seen.status.get("conditions", [])
-        now = [self.conditions[name] for name in ("Ready", *_LATER, "Reconciling", "Stalled")]
+        if seen.refused:
+            self._say(false("WorkersReady", Reason.FORBIDDEN, seen.refused))
+        before, now = seen.status.get("conditions", []), summed_up(self.conditions)
         for each in changes(before, now):
             if each.type not in ("Reconciling", "Stalled"):
-                kind = "Warning" if each.reason in _WARNINGS and each.status != "True" else "Normal"
+                kind = (
+                    "Warning" if each.reason in ACTIONABLE and each.status != "True" else "Normal"
+                )
                 self.actions.append(Emit(kind, str(each.reason), f"{each.type}: {each.message}"))
         status = at_rest(
             seen,
@@ -419,31 +392,3 @@ class _Deciding:
             status=None if status == seen.status else status,
             look_again_s=self.look_again_s,
         )
-
-    def _summed_up(self) -> None:
-        """Ready, and what kstatus reads, from the other conditions."""
-        if self.seen.refused:
-            self._say(false("WorkersReady", Reason.FORBIDDEN, self.seen.refused))
-        for name in _LATER:
-            if name not in self.conditions:
-                self._say(unknown(name, Reason.PENDING, "Comes after the conditions before it."))
-        needed = [self.conditions[name] for name in _LATER[:5]]
-        failing = next((each for each in needed if each.status != "True"), None)
-        if failing is None:
-            self._say(true("Ready", Reason.SERVING))
-        else:
-            self._say(Condition("Ready", "False", failing.reason, failing.message))
-        is_stalled = failing is not None and failing.reason in _WARNINGS
-        is_held = failing is not None and failing.reason in (
-            Reason.SUSPENDED,
-            Reason.DRY_RUN,
-            Reason.AWAITING_APPROVAL,
-        )
-        if is_stalled and failing is not None:
-            self._say(Condition("Stalled", "True", failing.reason, failing.message))
-        else:
-            self._say(Condition("Stalled", "False", Reason.SETTLED, Reason.SETTLED.meaning))
-        if failing is None or is_stalled or is_held:
-            self._say(Condition("Reconciling", "False", Reason.SETTLED, Reason.SETTLED.meaning))
-        else:
-            self._say(Condition("Reconciling", "True", Reason.RECONCILING, failing.message))

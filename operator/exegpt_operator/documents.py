@@ -15,7 +15,8 @@ Schema = Mapping[str, Any]
 
 HEAD = """# Reference
 
-Made by `make docs` from `crds/` and `exegpt_operator/reasons.py`; a test compares. `kubectl explain xd.spec` says the same.
+Made by `make docs` from `crds/` and `exegpt_operator/reasons.py`; a test compares.
+`kubectl explain xd.spec` says the same.
 """
 
 

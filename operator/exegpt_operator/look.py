@@ -1,4 +1,4 @@
-"""Looks at a deployment, or a profile, and all that belongs to it; writes nothing.
+"""Looks at a deployment and all that belongs to it; writes nothing.
 
 Blocks: the loop runs it in threads.
 """
@@ -16,7 +16,6 @@ from typing import Any
 from exegpt_operator import names, talk
 from exegpt_operator.api import Api, ApiRefused
 from exegpt_operator.compare import key
-from exegpt_operator.decide_profile import ProfileState, Progress, table_name
 from exegpt_operator.manifests import gateway, profiles
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.manifests.pods import TOKEN_KEY
@@ -64,13 +63,13 @@ class Looker:
     """Reads what decisions are functions of."""
 
     def __init__(self, api: Api, images: Images, *, sees_nodes: bool) -> None:
-        self._api = api
+        self.api = api
         self._images = images
         self._sees_nodes = sees_nodes
 
     def deployment(self, namespace: str, name: str) -> Looked | None:
         """A deployment, or None if it is gone or going."""
-        resource = self._api.get(names.DEPLOYMENT, namespace, name)
+        resource = self.api.get(names.DEPLOYMENT, namespace, name)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             return None
         resource = {"apiVersion": names.API_VERSION, "kind": names.DEPLOYMENT, **resource}
@@ -87,7 +86,7 @@ class Looker:
             status=resource.get("status", {}),
             refusal=_refusal(resource.get("status", {})),
             now_s=time.time(),
-            is_namespace_ending=self._is_ending(namespace),
+            is_namespace_ending=is_ending(self.api, namespace),
         )
         if deployment is None:
             return Looked(resource=resource, seen=seen)
@@ -98,7 +97,7 @@ class Looker:
         missing = tuple(
             (kind, name)
             for kind, name in named_objects(deployment.spec)
-            if self._api.get(kind, namespace, name) is None
+            if self.api.get(kind, namespace, name) is None
         )
         found, malformed = self._lengths(resource, deployment)
         plan, plan_map = self._plan(seen)
@@ -106,7 +105,7 @@ class Looker:
         images = replace(self._images, runner=_pinned(plan, children, seen) or self._images.runner)
         profile, table_map = self._profile(namespace, deployment, images)
         question = _question(deployment, found, table_map)
-        token = self._token(namespace, names.token(seen.name))
+        token = token_of(self.api, namespace, names.token(seen.name))
         pods = self._pods(seen)
         table = _table(table_map)
         workload_json = "null" if plan_map is None else plan_map["data"]["workload.json"]
@@ -136,15 +135,6 @@ class Looker:
             ),
         )
 
-    def _is_ending(self, namespace: str) -> bool:
-        try:
-            found = self._api.get("Namespace", None, namespace)
-        except ApiRefused as error:
-            if error.status == 403:
-                return False  # a namespaced install may not look; writes will be refused instead
-            raise
-        return found is not None and found.get("status", {}).get("phase") == "Terminating"
-
     def _lengths(self, resource: Object, deployment: Deployment) -> tuple[Lengths | None, str]:
         annotations = resource["metadata"].get("annotations", {})
         try:
@@ -163,7 +153,7 @@ class Looker:
         return found, ""
 
     def _histogram(self, deployment: Deployment, name: str) -> Histogram | None:
-        found = self._api.get("ConfigMap", deployment.metadata.namespace, name)
+        found = self.api.get("ConfigMap", deployment.metadata.namespace, name)
         text = (found or {}).get("data", {}).get("histogram.json")
         if text is None:
             return None
@@ -176,17 +166,17 @@ class Looker:
         self, namespace: str, deployment: Deployment, images: Images
     ) -> tuple[ProfileSeen | None, Object | None]:
         name = names.profile(profiles.profile_spec(deployment, images))
-        resource = self._api.get(names.PROFILE, namespace, name)
+        resource = self.api.get(names.PROFILE, namespace, name)
         if resource is None:
             return None, None
         profile = profile_of(resource)
         table = None
         if profile.ready == "True":
-            table = self._api.get("ConfigMap", namespace, profile.config_map)
+            table = self.api.get("ConfigMap", namespace, profile.config_map)
         return profile, table
 
     def _plan(self, seen: Seen) -> tuple[PlanSeen | None, Object | None]:
-        maps = self._api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan"))
+        maps = self.api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan"))
         newest = max(maps, key=lambda each: _revision(each["metadata"]["name"]), default=None)
         if newest is None:
             return None, None
@@ -205,16 +195,12 @@ class Looker:
             newest,
         )
 
-    def _token(self, namespace: str, name: str) -> str:
-        secret = self._api.get("Secret", namespace, name)
-        return "" if secret is None else base64.b64decode(secret["data"][TOKEN_KEY]).decode()
-
     def _pods(self, seen: Seen) -> dict[str, tuple[PodSeen, ...]]:
         now_s = time.time()
         return {
             component: tuple(
                 pod_of(pod, now_s)
-                for pod in self._api.list(
+                for pod in self.api.list(
                     "Pod", seen.namespace, names.selector(seen.name, component)
                 )
             )
@@ -229,7 +215,7 @@ class Looker:
             ("Service", names.endpoint(seen.name)),
             ("ConfigMap", names.serving(seen.name)),
         ]
-        found = {key(kind, n): self._api.get(kind, seen.namespace, n) for kind, n in wanted}
+        found = {key(kind, n): self.api.get(kind, seen.namespace, n) for kind, n in wanted}
         return {
             where: {**child, "kind": where.partition("/")[0]}
             for where, child in found.items()
@@ -241,65 +227,29 @@ class Looker:
             return None
         cluster = deployment.spec.cluster
         return free_slots(
-            self._api.list("Node"),
-            self._api.list("Pod"),
+            self.api.list("Node"),
+            self.api.list("Pod"),
             resource=cluster.resource_name,
             each=cluster.gpus_per_pod,
             own={pod.uid for pod in pods},
         )
 
-    def profile(self, namespace: str, name: str) -> tuple[ProfileState, str] | None:
-        """A profile and its token, or None if it is gone or going."""
-        resource = self._api.get(names.PROFILE, namespace, name)
-        if resource is None or "deletionTimestamp" in resource["metadata"]:
-            return None
-        resource = {"apiVersion": names.API_VERSION, "kind": names.PROFILE, **resource}
-        token = self._token(namespace, names.token(name))
-        job = self._api.get("Job", namespace, name)
-        config = self._api.get("ConfigMap", namespace, f"{name}-job")
-        now_s = time.time()
-        pods = tuple(
-            pod_of(pod, now_s)
-            for pod in self._api.list("Pod", namespace, names.selector(name, "profile"))
-        )
-        children = {key("Job", name): job, key("ConfigMap", f"{name}-job"): config}
-        return (
-            ProfileState(
-                resource=resource,
-                manifest=self._manifest(namespace, resource),
-                table=self._api.get("ConfigMap", namespace, table_name(name)),
-                has_token=bool(token),
-                children={where: child for where, child in children.items() if child is not None},
-                job_failure=_job_failure(job),
-                pods=pods,
-                progress=_progress(pods, token),
-                is_namespace_ending=self._is_ending(namespace),
-                now_s=now_s,
-            ),
-            token,
-        )
 
-    def _manifest(self, namespace: str, profile: Object) -> str:
-        """The deployment that a profile is measured for: one that plans by it, or else one of its own model."""
-        for resource in self._api.list(names.DEPLOYMENT, namespace):
-            deployment, _ = deployment_of(resource)
-            if deployment is None:
-                continue
-            spec = profiles.profile_spec(deployment, self._images)
-            if names.profile(spec) == profile["metadata"]["name"]:
-                return deployment.model_dump_json(by_alias=True, exclude_none=True)
-        spec = profile["spec"]
-        manifest = {
-            "apiVersion": names.API_VERSION,
-            "kind": names.DEPLOYMENT,
-            "metadata": {"name": "profile"},
-            "spec": {
-                "model": spec["model"],
-                "cluster": {"gpus": spec["workers"], "resourceName": spec["resourceName"]},
-                "latencyBound": {"seconds": 1e6},
-            },
-        }
-        return json.dumps(manifest)
+def is_ending(api: Api, namespace: str) -> bool:
+    """Whether the namespace is being deleted."""
+    try:
+        found = api.get("Namespace", None, namespace)
+    except ApiRefused as error:
+        if error.status == 403:
+            return False  # a namespaced install may not look; writes will be refused instead
+        raise
+    return found is not None and found.get("status", {}).get("phase") == "Terminating"
+
+
+def token_of(api: Api, namespace: str, name: str) -> str:
+    """The token in a Secret; empty if there is none yet."""
+    secret = api.get("Secret", namespace, name)
+    return "" if secret is None else base64.b64decode(secret["data"][TOKEN_KEY]).decode()
 
 
 def _pinned(plan: PlanSeen | None, children: Mapping[str, Object], seen: Seen) -> str:
@@ -393,21 +343,3 @@ def _reports(
             except talk.Silent:
                 continue  # its absence says so
     return found
-
-
-def _progress(pods: tuple[PodSeen, ...], token: str) -> dict[str, Progress]:
-    found = {}
-    for pod in pods:
-        if pod.ip and pod.phase == "Running" and token:
-            try:
-                found[pod.name] = talk.progress(pod.ip, token)
-            except talk.Silent:
-                continue
-    return found
-
-
-def _job_failure(job: Object | None) -> str:
-    for condition in (job or {}).get("status", {}).get("conditions", []):
-        if condition["type"] == "Failed" and condition["status"] == "True":
-            return f"Job {job['metadata']['name'] if job else ''}: {condition.get('message', '')}."
-    return ""

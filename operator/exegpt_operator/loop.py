@@ -19,6 +19,7 @@ from exegpt_operator.api import ApiRefused
 from exegpt_operator.decide import SOON_S, decide
 from exegpt_operator.decide_profile import Take, decide_profile
 from exegpt_operator.look import Looked, Looker
+from exegpt_operator.look_profile import look_at_profile
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.planning import Answer, plan, plan_id
@@ -160,7 +161,9 @@ class Loop:
         """Has a key looked at; set by whoever owns the queue."""
 
     async def _profile(self, key: Key) -> float | None:
-        found = await asyncio.to_thread(self._looker.profile, key.namespace, key.name)
+        found = await asyncio.to_thread(
+            look_at_profile, self._looker.api, self._images, key.namespace, key.name
+        )
         if found is None:
             return None
         state, token = found

@@ -171,3 +171,10 @@ class Reason(StrEnum):
         "See exegpt explain; profile again if the machine has changed.",
     )
     NAMESPACE_ENDING = "NamespaceEnding", "The namespace is being deleted; nothing is made in it."
+
+
+MISSING = {
+    "Secret": Reason.MISSING_SECRET,
+    "ConfigMap": Reason.MISSING_CONFIG_MAP,
+    "PersistentVolumeClaim": Reason.MISSING_CLAIM,
+}

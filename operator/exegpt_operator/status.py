@@ -26,6 +26,15 @@ def summary(schedule: Schedule) -> str:
     return f"WAA {schedule.encoders}+{schedule.decoders} B_E={schedule.encode_batch} B_D={schedule.pool}"
 
 
+def in_words(plan: PlanSeen) -> str:
+    """A plan and what it promises, in a sentence."""
+    expected = plan.plan.prediction
+    return (
+        f"Plan {plan.id}: {summary(plan.plan.schedule)}; an answer of {plan.plan.length_tokens} tokens within "
+        f"{expected.promised_s:.2f} s of {plan.plan.bound.seconds:g} s, {expected.tokens_per_s:.0f} tokens/s a replica."
+    )
+
+
 def why(seen: Seen) -> str:
     """Why a plan is made now."""
     if seen.plan is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from exegpt_operator import names
@@ -62,6 +63,7 @@ def profile(deployment: Deployment, images: Images) -> Object:
 def job(profile_object: Object, images: Images, *, config_map: str, token_secret: str) -> Object:
     """The Job of an ExeGPTProfile: one pod with all its devices, that waits to be asked for the table."""
     metadata, spec = profile_object["metadata"], profile_object["spec"]
+    images = replace(images, runner=spec.get("image", images.runner))
     template = PodTemplate.model_validate(spec.get("podTemplate", {}), by_alias=True)
     parts = PodParts(
         labels=names.labels(metadata["name"], "profile"),

@@ -1,4 +1,7 @@
-"""The kernel that multiplies 8 to 32 rows with a packed matrix, tile by tile (few_rows.py has the layout)."""
+"""The kernel that multiplies 8 to 64 rows with a packed matrix, tile by tile (few_rows.py has the layout).
+
+A block of 32 outputs comes from memory once; further rows than the tiles hold meet it again in a core's own cache.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from exegpt_runner.layers.vectors import (
     vector_code,
 )
 
-MOST_ROWS = 2 * tiles.ROWS  # beyond, the matrix would be read twice, and oneDNN is as fast
+MOST_ROWS = 64  # beyond, oneDNN is as fast
+_AT_ONCE = 2 * tiles.ROWS
 ROW_GRAIN = 8  # rows are padded to this anyway
 _OUTPUTS = 2 * tiles.ROWS  # of a block
 _BYTES_AHEAD = 8192  # asked for before they are needed
@@ -52,17 +56,21 @@ def tile_kernel(is_parallel: bool) -> Any:
         for block in prange(outputs // _OUTPUTS):
             sums = np.empty(MOST_ROWS * _OUTPUTS, np.float32)
             block_at = weight_at + block * _OUTPUTS * stride
-            configure(configurations_at + rows // ROW_GRAIN * tiles.CONFIGURATION_BYTES)
-            if rows <= tiles.ROWS:
-                zero_few()
-                for at in range(0, stride, tiles.ROW_BYTES):
-                    step_few(x_at + at, stride, block_at + at * _OUTPUTS)
-                store_few(sums.ctypes.data)
-            else:
-                zero_many()
-                for at in range(0, stride, tiles.ROW_BYTES):
-                    step_many(x_at + at, stride, block_at + at * _OUTPUTS)
-                store_many(sums.ctypes.data)
+            for start in range(0, rows, _AT_ONCE):
+                num = min(rows - start, _AT_ONCE)
+                from_at = x_at + start * stride
+                sums_at = sums.ctypes.data + start * _SUMS_BYTES
+                configure(configurations_at + num // ROW_GRAIN * tiles.CONFIGURATION_BYTES)
+                if num <= tiles.ROWS:
+                    zero_few()
+                    for at in range(0, stride, tiles.ROW_BYTES):
+                        step_few(from_at + at, stride, block_at + at * _OUTPUTS)
+                    store_few(sums_at)
+                else:
+                    zero_many()
+                    for at in range(0, stride, tiles.ROW_BYTES):
+                        step_many(from_at + at, stride, block_at + at * _OUTPUTS)
+                    store_many(sums_at)
             release()
             for row in range(rows):
                 for first in range(0, _OUTPUTS, WIDTH):
@@ -83,7 +91,7 @@ def tile_kernel(is_parallel: bool) -> Any:
 def _configurations() -> Any:
     """Of the tiles for 0, 8, 16, 24 and 32 rows; totals are tiles 0 to 3, x 4 and 5, weights 6 and 7."""
     found = []
-    for rows in range(0, MOST_ROWS + 1, ROW_GRAIN):
+    for rows in range(0, _AT_ONCE + 1, ROW_GRAIN):
         first = min(rows, tiles.ROWS)
         second = rows - first
         by_tile = (first, first, second, second, first, second, tiles.ROWS, tiles.ROWS)

@@ -172,7 +172,7 @@ FINISHES: dict[Finish, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize(
-    "num_rows", [1, *(pytest.param(n, marks=needs_tiles) for n in (8, 16, 24, 32))]
+    "num_rows", [1, *(pytest.param(n, marks=needs_tiles) for n in (8, 16, 24, 32, 40, 56, 64))]
 )
 @pytest.mark.parametrize("finish", FINISHES)
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -190,7 +190,7 @@ def test_the_product_of_few_rows_is_that_of_float64(
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-5)
 
 
-@pytest.mark.parametrize("num_rows", [0, 7, 40])
+@pytest.mark.parametrize("num_rows", [0, 7, 72])
 def test_other_numbers_of_rows_are_left_to_onednn(num_rows: int) -> None:
     weight, x = noise(96, 64), noise(num_rows, 64, seed=1)
     product = few_rows(weight, None)

@@ -1,0 +1,86 @@
+"""The operator's decision on what is measured: the bound, drift, and whose lengths hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exegpt_operator import names
+from exegpt_operator.actions import Annotate, StartPlanning, Steer
+from exegpt_operator.decide import FEWEST_ANSWERS
+from operator_world import World
+
+
+def serving() -> World:
+    """A world in which all is well."""
+    world = World()
+    world.settle()
+    assert world.condition("Ready") == ("True", "Serving")
+    world.done.clear()
+    return world
+
+
+def done(world: World, kind: type) -> list[Any]:
+    return [each for each in world.done if isinstance(each, kind)]
+
+
+def test_bound_met_needs_answers() -> None:
+    world = serving()
+    assert world.condition("BoundMet") == ("Unknown", "NoObservations")
+    world.answers = (FEWEST_ANSWERS - 1, FEWEST_ANSWERS)
+    world.turn()
+    assert world.condition("BoundMet") == ("True", "Kept")
+    world.answers = (80, 100)
+    world.turn()
+    assert world.condition("BoundMet") == ("False", "Broken")
+    assert world.condition("Ready") == ("True", "Serving")
+
+
+def test_observed_drift_becomes_annotations_and_a_plan_in_place() -> None:
+    world = serving()
+    world.queries, world.drift = 5000, 0.3
+    world.turn()
+    assert world.condition("Drifted") == ("True", "Drifted")
+    assert done(world, Annotate) == [], "not within the cool-down of the plan"
+    world.now_s += 301
+    world.turn()
+    assert len(done(world, Annotate)) == 1
+    world.drift = 0.0
+    world.settle()
+    assert world.plan is not None
+    assert world.plan.revision == 2
+    assert world.status["workload"]["source"] == "Observed"
+    assert world.status["history"][0]["reason"] == "observed lengths have drifted"
+
+
+def test_an_annotation_by_hand_is_a_pin() -> None:
+    world = serving()
+    world.annotations[names.OBSERVED_INPUT] = "mean=20,std=5,max=64"
+    world.annotations[names.OBSERVED_OUTPUT] = "mean=147,std=70"
+    world.managers = dict.fromkeys(
+        (names.OBSERVED_INPUT, names.OBSERVED_OUTPUT), "kubectl-annotate"
+    )
+    world.settle()
+    assert world.status["workload"]["source"] == "Annotation"
+    assert world.status["workload"]["setBy"] == "kubectl-annotate"
+    assert [type(each) for each in world.done if isinstance(each, StartPlanning | Steer)] == [
+        StartPlanning,
+        Steer,
+    ]
+    world.now_s += 10_000
+    world.queries, world.drift = 5000, 0.9
+    world.settle()
+    assert done(world, Annotate) == []
+
+
+@pytest.mark.parametrize(
+    "value", ["", "mean=many", "mean=-3,std=1", "mean=nan,std=1", "mean=1e308,std=1"]
+)
+def test_a_malformed_annotation_keeps_the_last_plan(value: str) -> None:
+    world = serving()
+    world.annotations[names.OBSERVED_OUTPUT] = value
+    world.settle()
+    assert world.condition("Drifted") == ("Unknown", "MalformedAnnotation")
+    assert world.condition("Ready") == ("True", "Serving")
+    assert done(world, StartPlanning) == []
