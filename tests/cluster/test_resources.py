@@ -45,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no devices": ({"cluster": {"gpus": 0}}, "gpus"),
     "pods that do not divide": (
         {"cluster": {"gpus": 4, "gpusPerPod": 3}},
-        "cluster.gpusPerPod: 3 must divide gpus, 4",
+        "cluster.gpusPerPod must divide gpus",
     ),
     "a file": ({"model": {"uri": "file:///m"}}, "write hf://org/name or pvc://claim/path"),
     "a revision of a claim": (
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"cluster": {"gpus": 1}, "scheduling": {"strategies": ["WAA"]}},
         "WAA alone needs cluster.gpus of at least 2",
     ),
-    "a strategy twice": ({"scheduling": {"strategies": ["RRA", "RRA"]}}, "Duplicate"),
+    "a strategy twice": ({"scheduling": {"strategies": ["RRA", "RRA"]}}, "duplicate"),
     "an unknown policy": ({"scheduling": {"planPolicy": "Sometimes"}}, "planPolicy"),
     "a mean beyond the maximum": (
         {"workload": {"input": LAW | {"mean": 300}, "output": LAW}},
