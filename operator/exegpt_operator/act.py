@@ -30,7 +30,6 @@ from exegpt_planner.strict import parse_json
 
 Object = Mapping[str, Any]
 TOKEN_BYTES = 32
-_REPORTER = "exegpt-operator"
 
 
 class Actor:
@@ -180,7 +179,7 @@ def _event(resource: Object, action: Emit, now_s: float) -> dict[str, Any]:
         "reason": action.reason,
         "message": action.message[:1024],
         "type": action.type,
-        "source": {"component": _REPORTER},
+        "source": {"component": names.FIELD_MANAGER},
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,

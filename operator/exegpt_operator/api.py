@@ -146,7 +146,7 @@ class Api:
             auth_settings=["BearerToken"],
         )
         response = self._client.call_api(*serialised, _request_timeout=TIMEOUT_S)
-        data: bytes = response.read()  # type: ignore[no-untyped-call]
+        data: bytes = response.read()  # type: ignore[no-untyped-call]  # no types in the library
         if not 200 <= response.status < 300:
             raise ApiRefused(response.status, _words(data, str(response.reason)))
         found: Object = json.loads(data)

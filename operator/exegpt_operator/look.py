@@ -19,6 +19,7 @@ from exegpt_operator.compare import key
 from exegpt_operator.manifests import gateway, profiles
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.manifests.pods import TOKEN_KEY
+from exegpt_operator.manifests.workers import num_pods
 from exegpt_operator.observed import HistogramRef, Lengths, Malformed, lengths, parse
 from exegpt_operator.planning import Question, plan_id, without_proof, workload_spec
 from exegpt_operator.reading import (
@@ -223,7 +224,8 @@ class Looker:
         }
 
     def _free_slots(self, deployment: Deployment, pods: tuple[PodSeen, ...]) -> int | None:
-        if not self._sees_nodes:
+        held = [pod for pod in pods if pod.is_scheduled]
+        if not self._sees_nodes or len(held) >= num_pods(deployment):
             return None
         cluster = deployment.spec.cluster
         return free_slots(

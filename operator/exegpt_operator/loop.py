@@ -7,8 +7,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,7 +22,9 @@ from exegpt_operator.look import Looked, Looker
 from exegpt_operator.look_profile import look_at_profile
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.metrics import OperatorMetrics
-from exegpt_operator.planning import Answer, plan, plan_id
+from exegpt_operator.planning import Question, plan, plan_id
+from exegpt_operator.reasons import Reason
+from exegpt_operator.seen import Refusal
 from exegpt_operator.times import rfc3339
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,10 @@ decisions = logging.getLogger(
 )  # JSON lines: what was decided, and from what
 
 Kind = Literal["deployment", "profile"]
+KINDS: Mapping[Kind, tuple[str, str]] = {
+    "deployment": (names.DEPLOYMENT, names.DEPLOYMENTS),
+    "profile": (names.PROFILE, names.PROFILES),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,14 @@ class Loop:
     ) -> None:
         self._looker, self._actor, self._images = looker, actor, images
         self._planner, self._metrics = planner, metrics
-        self._planning: dict[Key, asyncio.Future[Answer]] = {}
-        self._keeping: dict[Key, asyncio.Task[None]] = {}  # their answers, being put on file
+        self._planning: dict[Key, asyncio.Task[None]] = {}
+        self._refusals: dict[
+            Key, Refusal
+        ] = {}  # the planner's, until the next look puts them into the status
         self._refused: dict[Key, str] = {}  # what the API server said to the last write
+        self.named: Callable[[Key], None] = lambda _: (
+            None
+        )  # has a key looked at; the queue's owner sets it
 
     async def look(self, key: Key) -> float | None:
         """One turn of a key; the seconds until the next, None if it is gone."""
@@ -68,9 +79,14 @@ class Loop:
     async def _deployment(self, key: Key) -> float | None:
         looked = await asyncio.to_thread(self._looker.deployment, key.namespace, key.name)
         if looked is None:
-            self._forget(key)
+            self._refused.pop(key, None)
+            self._refusals.pop(key, None)
             return None
-        seen = replace(looked.seen, refused=self._refused.pop(key, ""))
+        seen = replace(
+            looked.seen,
+            refused=self._refused.pop(key, ""),
+            refusal=self._refusals.pop(key, looked.seen.refusal),
+        )
         decision = decide(seen, self._images)
         self._metrics.decided(key.namespace, key.name, len(decision.actions))
         again_s = decision.look_again_s
@@ -119,46 +135,35 @@ class Loop:
     def _start_planning(self, key: Key, looked: Looked, action: StartPlanning) -> None:
         if key in self._planning or looked.question is None:
             return
-        question = looked.question
         self._tell(key, "planning", inputs=action.inputs, why=action.why)
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._planner, plan, question)
-        self._planning[key] = running
-        self._keeping[key] = loop.create_task(self._planned(key, looked, running, action.why))
+        planning = self._plan(key, looked, looked.question, action.why)
+        self._planning[key] = asyncio.get_running_loop().create_task(planning)
 
-    async def _planned(
-        self, key: Key, looked: Looked, running: asyncio.Future[Answer], why: str
-    ) -> None:
+    async def _plan(self, key: Key, looked: Looked, question: Question, why: str) -> None:
+        """One search, and its answer on file or for the next look."""
         try:
+            running = asyncio.get_running_loop().run_in_executor(self._planner, plan, question)
             answer = await running
+            if answer.plan:
+                image = looked.seen.runner_image
+                await asyncio.to_thread(
+                    self._actor.keep_plan, looked, question, answer, image=image, why=why
+                )
+                self._tell(key, "planned", inputs=answer.inputs, plan=plan_id(answer.plan))
+            else:
+                self._tell(key, "refused", inputs=answer.inputs, reason=answer.reason)
+                self._refusals[key] = Refusal(
+                    inputs=answer.inputs, reason=answer.reason, message=answer.message
+                )
+        except ApiRefused as error:
+            self._refused[key] = str(error)
+        except BrokenExecutor as error:
+            self._refusals[key] = Refusal(
+                inputs=question.inputs, reason=str(Reason.PLAN_FAILED), message=f"{error}"
+            )
         finally:
             del self._planning[key]
-        assert looked.question is not None
-        if answer.plan:
-            await asyncio.to_thread(
-                self._actor.keep_plan,
-                looked,
-                looked.question,
-                answer,
-                image=looked.seen.runner_image,
-                why=why,
-            )
-            self._tell(key, "planned", inputs=answer.inputs, plan=plan_id(answer.plan))
-        else:
-            self._tell(key, "refused", inputs=answer.inputs, reason=answer.reason)
-            status = {
-                **looked.seen.status,
-                "refusal": {
-                    "inputs": answer.inputs,
-                    "reason": answer.reason,
-                    "message": answer.message,
-                },
-            }
-            await asyncio.to_thread(self._actor.keep_status, looked.resource, status)
-        self.named(key)
-
-    def named(self, key: Key) -> None:
-        """Has a key looked at; set by whoever owns the queue."""
+            self.named(key)
 
     async def _profile(self, key: Key) -> float | None:
         found = await asyncio.to_thread(
@@ -183,9 +188,6 @@ class Loop:
         if decision.status is not None:
             await asyncio.to_thread(self._actor.keep_status, state.resource, decision.status)
         return decision.look_again_s
-
-    def _forget(self, key: Key) -> None:
-        self._refused.pop(key, None)
 
     def _tell(self, key: Key, what: str, **details: Any) -> None:
         """A line of the decision log."""

@@ -30,7 +30,7 @@ from exegpt_operator.act import Actor
 from exegpt_operator.api import Api, ApiRefused
 from exegpt_operator.lease import RENEW_S, next_lease
 from exegpt_operator.look import Looker
-from exegpt_operator.loop import Key, Loop, keys_of
+from exegpt_operator.loop import KINDS, Key, Kind, Loop, keys_of
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.work_queue import Queue
@@ -60,7 +60,7 @@ class _Operator:
 
     def __post_init__(self) -> None:
         self.queue = Queue(self._look)
-        self.loop.named = self.queue.add  # type: ignore[method-assign]
+        self.loop.named = self.queue.add
 
     async def _look(self, key: Key) -> float | None:
         self.metrics.keys.set(len(self.queue))
@@ -104,10 +104,10 @@ class _Operator:
     async def resync(self) -> None:
         """Names every resource there is now and then: what an event was lost of is looked at all the same."""
         while True:
-            for kind, word in ((names.DEPLOYMENT, "deployment"), (names.PROFILE, "profile")):
+            for word, (kind, _) in KINDS.items():
                 for each in await asyncio.to_thread(self.api.list, kind, self._scope):
                     metadata = each["metadata"]
-                    self.queue.add(Key(word, metadata["namespace"], metadata["name"]))  # type: ignore[arg-type]
+                    self.queue.add(Key(word, metadata["namespace"], metadata["name"]))
             await asyncio.sleep(RESYNC_S)
 
     @property
@@ -154,9 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _operator(options: argparse.Namespace) -> _Operator:
     try:
-        config.load_incluster_config()  # type: ignore[no-untyped-call]
+        config.load_incluster_config()  # type: ignore[no-untyped-call]  # the library has no types
     except config.ConfigException:
-        config.load_kube_config()  # type: ignore[no-untyped-call]
+        config.load_kube_config()  # type: ignore[no-untyped-call]  # nor here
     api = Api(client.ApiClient())
     images = Images(
         runner=options.runner_image,
@@ -200,11 +200,11 @@ def _watch(registry: kopf.OperatorRegistry, operator: _Operator) -> None:
             operator.tasks.append(task)
             task.add_done_callback(functools.partial(_end_with, work.__name__))
 
-    for plural, word in ((names.DEPLOYMENTS, "deployment"), (names.PROFILES, "profile")):
+    for word, (_, plural) in KINDS.items():
 
         @kopf.on.event(names.GROUP, names.VERSION, plural, registry=registry, id=word)
-        async def named(namespace: str | None, name: str, _word: str = word, **_: Any) -> None:
-            operator.queue.add(Key(_word, str(namespace), name))  # type: ignore[arg-type]
+        async def named(namespace: str | None, name: str, _word: Kind = word, **_: Any) -> None:
+            operator.queue.add(Key(_word, str(namespace), name))
 
     for group, version, plural in (
         ("apps", "v1", "statefulsets"),

@@ -13,7 +13,13 @@ from typing import Any
 
 from exegpt_operator.reasons import Reason
 from exegpt_planner.certificate import Certificate
-from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound, InvalidSpec
+from exegpt_planner.errors import (
+    ExeGPTError,
+    IncompleteProfile,
+    InfeasibleBound,
+    InvalidSpec,
+    ModelTooLarge,
+)
 from exegpt_planner.manifest import WorkloadSpec
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
@@ -23,6 +29,13 @@ from exegpt_planner.strict import parse_json
 from exegpt_planner.workload import read_workload
 
 ID_DIGITS = 12
+_REASONS: Mapping[type[ExeGPTError], Reason] = {  # the first that fits
+    ModelTooLarge: Reason.MODEL_TOO_LARGE,
+    InfeasibleBound: Reason.INFEASIBLE,
+    IncompleteProfile: Reason.INCOMPLETE_PROFILE,
+    InvalidSpec: Reason.INVALID_SPEC,
+    ExeGPTError: Reason.PLAN_FAILED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +73,15 @@ def plan(question: Question) -> Answer:
     """Searches; never raises what the user can act on."""
     try:
         found = _plan(question)
-    except InfeasibleBound as error:
-        is_memory = "no room for KV" in str(error)
-        reason = Reason.MODEL_TOO_LARGE if is_memory else Reason.INFEASIBLE
-        return Answer(inputs=question.inputs, reason=str(reason), message=str(error))
-    except IncompleteProfile as error:
-        return Answer(
-            inputs=question.inputs, reason=str(Reason.INCOMPLETE_PROFILE), message=str(error)
-        )
-    except InvalidSpec as error:
-        return Answer(inputs=question.inputs, reason=str(Reason.INVALID_SPEC), message=str(error))
     except ExeGPTError as error:
-        return Answer(inputs=question.inputs, reason=str(Reason.PLAN_FAILED), message=str(error))
+        reason = next(word for kind, word in _REASONS.items() if isinstance(error, kind))
+        return Answer(inputs=question.inputs, reason=str(reason), message=str(error))
     return Answer(inputs=question.inputs, plan=found.model_dump_json())
 
 
 def _plan(question: Question) -> Plan:
     model = parse_json(ModelSpec, question.model, source="the profile's model")
     workload = workload_spec(question.workload)
-    strategies = [name for name in question.strategies if question.workers > 1 or name != "WAA"]
     return make_plan(
         table=parse_json(ProfileTable, question.table, source="the profile's table"),
         model=model,
@@ -87,7 +90,7 @@ def _plan(question: Question) -> Plan:
         memory=MemoryBudget(
             device_bytes=question.device_bytes, reserve_bytes=question.reserve_bytes
         ),
-        strategies=strategies,
+        strategies=question.strategies,
         workers=question.workers,
     )
 

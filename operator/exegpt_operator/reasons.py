@@ -8,11 +8,6 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-def reason_of(word: str) -> Reason:
-    """The reason that a word stands for; raises `KeyError` for any other."""
-    return Reason._value2member_map_[word]  # type: ignore[return-value]  # the enum's own table
-
-
 class Reason(StrEnum):
     """Why a condition is as it is."""
 
@@ -92,11 +87,6 @@ class Reason(StrEnum):
         "Step times could not be measured.",
         "See the message; then delete the ExeGPTProfile, and it is measured again.",
     )
-    WRONG_DEVICE = (
-        "WrongDevice",
-        "The profile was measured on another kind of device than the pods run on.",
-        "Delete the profile, or correct podTemplate.nodeSelector.",
-    )
     INCOMPLETE_PROFILE = (
         "IncompleteProfile",
         "The profile does not reach the steps that the lengths ask for.",
@@ -148,11 +138,6 @@ class Reason(StrEnum):
         "Pods or other objects are refused by admission or quota.",
         "See the message; adapt the quota or the policy of the namespace.",
     )
-    EDITED = (
-        "Edited",
-        "Someone else owns a field of a child that we must set.",
-        "Let go of the field that the message names.",
-    )
     # serving
     NOT_REACHED = (
         "NotReached",
@@ -170,7 +155,6 @@ class Reason(StrEnum):
         "Measured answers break the bound more often than promised.",
         "See exegpt explain; profile again if the machine has changed.",
     )
-    NAMESPACE_ENDING = "NamespaceEnding", "The namespace is being deleted; nothing is made in it."
 
 
 MISSING = {
@@ -178,3 +162,9 @@ MISSING = {
     "ConfigMap": Reason.MISSING_CONFIG_MAP,
     "PersistentVolumeClaim": Reason.MISSING_CLAIM,
 }
+_BY_WORD = {str(reason): reason for reason in Reason}
+
+
+def reason_of(word: str) -> Reason:
+    """The reason that a word stands for; raises `KeyError` for any other."""
+    return _BY_WORD[word]

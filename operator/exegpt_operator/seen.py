@@ -127,7 +127,7 @@ class Seen:
     worker_pods: tuple[PodSeen, ...] = ()
     gateway_pods: tuple[PodSeen, ...] = ()
     free_slots: int | None = (
-        None  # worker pods that nodes have devices for, ours counted as free; None: we may not look
+        None  # worker pods that nodes have devices for, ours counted as free; None: not looked
     )
     serving: Mapping[str, ServingSeen] = field(
         default_factory=dict

@@ -50,8 +50,7 @@ class Queue(Generic[K]):
                 try:
                     again_s = await self._look(key)
                     back_off_s = FIRST_BACK_OFF_S
-                except Exception:
-                    # Whatever it was, it is said whole, and looking again is all that can be done about it.
+                except Exception:  # said whole, and one key's fault must not end the others'
                     log.exception("cannot look at %s", key)
                     again_s, back_off_s = back_off_s, min(2 * back_off_s, MOST_BACK_OFF_S)
                 if again_s is None and not wanted.is_set():

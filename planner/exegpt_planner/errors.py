@@ -5,6 +5,7 @@
     │   └── UnsupportedModel  the model needs something the engine does not compute exactly
     ├── IncompleteProfile     the profile table does not cover what is asked: profile more
     ├── InfeasibleBound       no schedule meets the bound: relax it or add devices
+    │   └── ModelTooLarge     the weights leave no room for KV
     └── Unavailable           something outside failed (file, port, disk, network): fix it and retry
 
 Each message says what happened, with which values, and what to do.
@@ -46,6 +47,10 @@ class InfeasibleBound(ExeGPTError):
     """No schedule meets the bound; the message names the best reachable one and what binds."""
 
     exit_code = 4
+
+
+class ModelTooLarge(InfeasibleBound):
+    """The weights leave no room for KV on a device, whatever the bound."""
 
 
 class Unavailable(ExeGPTError):

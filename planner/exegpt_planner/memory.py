@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt_planner.errors import InfeasibleBound
+from exegpt_planner.errors import ModelTooLarge
 
 Floats = NDArray[np.float64]
 
@@ -30,10 +30,10 @@ class MemoryBudget:
     reserve_bytes: int = 0
 
     def kv_tokens(self, *, weight_bytes: int, kv_bytes_per_token: int) -> int:
-        """KV tokens that fit beside the weights; raises `InfeasibleBound` if not even the weights do."""
+        """KV tokens that fit beside the weights; raises `ModelTooLarge` if not even the weights do."""
         free = self.device_bytes - self.reserve_bytes - weight_bytes
         if free < kv_bytes_per_token:
-            raise InfeasibleBound(
+            raise ModelTooLarge(
                 f"the weights take {_size(weight_bytes)}, but the device has {_size(self.device_bytes)}, of which "
                 f"{_size(self.reserve_bytes)} are kept free: "
                 "no room for KV. Use a device with more memory, a smaller dtype or a smaller model."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 import threading
@@ -19,19 +20,19 @@ from typing import Any
 from grpc import aio
 
 from exegpt_cli.cache import Cache
-from exegpt_cli.local import FIRST_QUERIES, GROWTHS, coverage_for, memory_budget
+from exegpt_cli.local import memory_budget, plan_on_profile
 from exegpt_cli.placement import Placement, leave_to_workers
 from exegpt_cli.profiling import ProfiledWorkers, ProfileTarget, profile
-from exegpt_cli.simulated import Simulated
+from exegpt_cli.wanted import Wanted
 from exegpt_cli.workers import Workers
-from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
+from exegpt_planner.errors import ExeGPTError, InfeasibleBound
 from exegpt_planner.manifest import Deployment
-from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.model_spec import ModelSpec, read_model_spec
-from exegpt_planner.plan import NEAR_EDGE, Bound, make_plan
+from exegpt_planner.model_spec import read_model_spec
+from exegpt_planner.plan import Bound
+from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.strict import parse, read_json_object
-from exegpt_planner.workload import Workload, read_workload
+from exegpt_planner.workload import read_workload
 from exegpt_wire import GRPC_OPTIONS, profiler_pb2
 from exegpt_wire.profiler_pb2_grpc import ProfilerServicer, add_ProfilerServicer_to_server
 from exegpt_wire.token import AioTokenInterceptor, read_token
@@ -111,21 +112,23 @@ async def _run(options: argparse.Namespace, token: str) -> int:
 def _measure(options: argparse.Namespace, work: _Work) -> None:
     deployment = parse(Deployment, read_json_object(options.manifest), source=str(options.manifest))
     spec = deployment.spec
-    folder: Path = options.model
-    model = read_model_spec(folder)
-    budget = memory_budget(spec.cluster.gpus)
-    cores = sorted(os.sched_getaffinity(0))
-    placement = Placement(
-        worker_cores=tuple(
-            (cores[-1 - worker % len(cores)],) for worker in reversed(range(spec.cluster.gpus))
-        ),
-        other_cores=(cores[0],),
+    model = read_model_spec(options.model)
+    bound = spec.latency_bound
+    wanted = Wanted(
+        deployment=deployment,
+        folder=options.model,
+        model=model,
+        workload=read_workload(spec.workload, model.context),
+        bound=Bound(seconds=bound.seconds, percentile_length=bound.percentile_length),
+        strategies=spec.scheduling.strategies,
     )
+    budget = memory_budget(wanted.num_workers)
+    placement = _placement(wanted.num_workers)
     with Workers(placement) as workers:
         leave_to_workers(placement)
         work.note(doing="starting the workers")
         workers.described()
-        table = _table(deployment, folder, model, budget, workers, work)
+        table = _table(wanted, workers, work)
     work.note(
         model_json=model.model_dump_json(),
         device_bytes=budget.device_bytes,
@@ -134,60 +137,34 @@ def _measure(options: argparse.Namespace, work: _Work) -> None:
     )
 
 
-def _table(
-    deployment: Deployment,
-    folder: Path,
-    model: ModelSpec,
-    budget: MemoryBudget,
-    workers: Workers,
-    work: _Work,
-) -> ProfileTable:
-    """A table that reaches well beyond the best schedule for these lengths."""
-    spec, cache = deployment.spec, Cache.of_user()
-    workload = read_workload(spec.workload, model.context)
-    target = ProfileTarget(model_dir=folder, spec=model, dtype=spec.model.dtype)
-    for growth in GROWTHS:
-        table = profile(
-            target,
-            ProfiledWorkers(addresses=workers.addresses, token=workers.token),
-            coverage_for(workload, model.context, FIRST_QUERIES * growth),
-            cache,
-            lambda done, total, doing: work.note(done=done, total=total, doing=doing),
-        )
-        if _is_enough(deployment, model, budget, workload, table):
-            break
-    return table
+def _placement(num_workers: int) -> Placement:
+    """A core each, from the last, as their containers will have; the first is for the rest."""
+    cores = sorted(os.sched_getaffinity(0))
+    own = [cores[-1 - worker % len(cores)] for worker in reversed(range(num_workers))]
+    return Placement(worker_cores=tuple((core,) for core in own), other_cores=(cores[0],))
 
 
-def _is_enough(
-    deployment: Deployment,
-    model: ModelSpec,
-    budget: MemoryBudget,
-    workload: Workload,
-    table: ProfileTable,
-) -> bool:
-    spec = deployment.spec
-    bound = Bound(
-        seconds=spec.latency_bound.seconds, percentile_length=spec.latency_bound.percentile_length
-    )
-    strategies = [
-        name for name in spec.scheduling.strategies if spec.cluster.gpus > 1 or name != "WAA"
-    ]
-    try:
-        plan = make_plan(
-            table=table,
-            model=model,
-            workload=workload,
-            bound=bound,
-            memory=budget,
-            strategies=strategies,
-            workers=spec.cluster.gpus,
+def _table(wanted: Wanted, workers: Workers, work: _Work) -> ProfileTable:
+    """A table that reaches well beyond the best schedule for these lengths, if there is one within the bound."""
+    spec, cache = wanted.deployment.spec, Cache.of_user()
+    target = ProfileTarget(model_dir=wanted.folder, spec=wanted.model, dtype=spec.model.dtype)
+    measured: list[ProfileTable] = []
+
+    def table_of(coverage: Coverage) -> ProfileTable:
+        measured.append(
+            profile(
+                target,
+                ProfiledWorkers(addresses=workers.addresses, token=workers.token),
+                coverage,
+                cache,
+                lambda done, total, doing: work.note(done=done, total=total, doing=doing),
+            )
         )
-    except IncompleteProfile:
-        return False
-    except InfeasibleBound:
-        return True  # the operator will say so
-    return Simulated(plan, table, workload).edge < NEAR_EDGE
+        return measured[-1]
+
+    with contextlib.suppress(InfeasibleBound):  # the operator will say so
+        plan_on_profile(wanted, table_of)
+    return measured[-1]
 
 
 def _parser() -> argparse.ArgumentParser:
