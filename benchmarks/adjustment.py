@@ -22,7 +22,6 @@ from bench_worker import profiled
 from exegpt_cli.foresee import foresee
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.step_log import Steps
-from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import RraSchedule, Schedule
 from points import workload
 from turns import Floats, Turn, in_turns, options, plan_of, times_s, tokens
@@ -67,11 +66,11 @@ def main() -> None:
 
         turns = [pair for _ in range(given.rounds) for pair in (("off", off), ("on", on))]
         steps, taken = in_turns(ready, load, plan, turns, given.turn, change)
-    _report({name: _steady(steps, taken, name, ready.table) for name in ("off", "on")})
+    _report({name: _steady(steps, taken, name, ready.table.kernel_s) for name in ("off", "on")})
 
 
-def _steady(steps: Steps, taken: list[Turn], name: str, table: ProfileTable) -> list[Steadiness]:
-    seconds, _ = times_s(steps, table)
+def _steady(steps: Steps, taken: list[Turn], name: str, kernel_s: float) -> list[Steadiness]:
+    seconds, _ = times_s(steps, kernel_s)
     made, log = tokens(steps), steps.iterations
     ends = [*(turn.first for turn in taken[1:]), len(log)]
     found = []

@@ -29,7 +29,6 @@ from exegpt_gateway.control import listening
 from exegpt_gateway.steering import Steering
 from exegpt_gateway.step_log import Steps
 from exegpt_planner.plan import Plan
-from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule
 from exegpt_planner.workload import Workload
 from exegpt_wire import gateway_pb2
@@ -59,7 +58,7 @@ def main() -> None:
                 (label, each) for _ in range(given.rounds) for label, each in (("A", a), ("B", b))
             ]
             steps, taken = _run(ready, load, plan, turns, given.turn)
-            row = _row(steps, taken, ready.table, given.turn)
+            row = _row(steps, taken, ready.table.kernel_s, given.turn)
             table.add_row(name, *row)
             console.print(name, *row, sep=" | ")
         console.print(table)
@@ -103,7 +102,7 @@ def _run(
                     conductor,
                     plan,
                     model_fingerprint=ready.spec.fingerprint,
-                    foresee=lambda wanted: foresee(wanted, ready.table, load),
+                    foresee=lambda wanted, _: foresee(wanted, ready.table, load),
                 )
             )
         with tempfile.TemporaryDirectory() as folder:
@@ -122,8 +121,8 @@ def _run(
     return in_turns(ready, load, plan, turns, turn_s, change)
 
 
-def _row(steps: Steps, taken: list[Turn], table: ProfileTable, turn_s: float) -> list[str]:
-    normalised, _ = times_s(steps, table)
+def _row(steps: Steps, taken: list[Turn], kernel_s: float, turn_s: float) -> list[str]:
+    normalised, _ = times_s(steps, kernel_s)
     until, made = np.cumsum(normalised), np.cumsum(tokens(steps))
 
     whole = _cycles(steps)  # where one begins: part of a cycle has more, or fewer, tokens a second

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from exegpt_cli.profile_samples import smoothed
 from exegpt_gateway.step_log import IterationRecord, QueryRecord, Steps
-from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import AnySchedule, StaticSchedule, WaaSchedule
 from exegpt_planner.workload import Workload
 
@@ -85,13 +84,13 @@ def measure(
     workload: Workload,
     *,
     bound_s: float,
-    table: ProfileTable,
+    kernel_s: float,
     warm_up_s: float,
 ) -> Measured:
-    """What the run showed after `warm_up_s`; `table` is the profile it was planned on."""
+    """What the run showed after `warm_up_s`; `kernel_s` is the profile's calibration kernel time."""
     begin_s = steps.iterations[0].start_s + warm_up_s
     workers = sorted({each.worker for each in steps.iterations})
-    lanes = {n: _lane(steps, n, schedule, table, begin_s) for n in workers}
+    lanes = {n: _lane(steps, n, schedule, kernel_s, begin_s) for n in workers}
     decoding = [lane for lane in lanes.values() if lane.decodes]
     worker_of = [each.worker for each in steps.iterations]
 
@@ -118,14 +117,14 @@ def measure(
         cpu_over_wall=sum(each.cpu_s for each in busy) / sum(each.wall_s for each in busy),
         kernel_ratio=float(
             np.median(np.concatenate([lane.kernel[lane.first : lane.last] for lane in decoding]))
-            / table.kernel_s
+            / kernel_s
         ),
         evictions=sum(each.evicted for each in busy),
     )
 
 
 def _lane(
-    steps: Steps, worker: int, schedule: AnySchedule, table: ProfileTable, begin_s: float
+    steps: Steps, worker: int, schedule: AnySchedule, kernel_s: float, begin_s: float
 ) -> Lane:
     indices = [i for i, each in enumerate(steps.iterations) if each.worker == worker]
     log = tuple(steps.iterations[i] for i in indices)
@@ -133,7 +132,7 @@ def _lane(
         np.array([getattr(each, name) for each in log])
         for name in ("start_s", "wall_s", "cpu_s", "between_s")
     )
-    readings = np.array([each.kernel_s or table.kernel_s for each in log])
+    readings = np.array([each.kernel_s or kernel_s for each in log])
     kernel = np.array(smoothed(readings.tolist()))  # as in the profile
     end = start + wall - between
     first = int(np.searchsorted(start, begin_s))
@@ -145,7 +144,7 @@ def _lane(
         start=start,
         end=end,
         wall=wall,
-        normalised=cpu * table.kernel_s / kernel,
+        normalised=cpu * kernel_s / kernel,
         gaps=gaps_s(log, end, wall),
         kernel=kernel,
         first=first,

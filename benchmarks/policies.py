@@ -125,7 +125,7 @@ def measure_point(
                 candidate.schedule,
                 load,
                 bound_s=bound_s,
-                table=ready.table,
+                kernel_s=ready.table.kernel_s,
                 warm_up_s=warm_up_s,
             )
         )

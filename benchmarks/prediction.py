@@ -158,7 +158,7 @@ def _run_point(
         point.plan.schedule,
         load,
         bound_s=point.plan.bound.seconds,
-        table=ready.table,
+        kernel_s=ready.table.kernel_s,
         warm_up_s=warm_up_s,
     )
 

@@ -25,7 +25,6 @@ from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.step_log import Steps
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
-from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import Schedule
 from exegpt_planner.workload import Workload
 from measured import gaps_s
@@ -117,16 +116,16 @@ def in_turns(
     return steps, taken
 
 
-def times_s(steps: Steps, table: ProfileTable) -> tuple[Floats, Floats]:
+def times_s(steps: Steps, kernel_s: float) -> tuple[Floats, Floats]:
     """(normalised, of the wall) time of each iteration with the wait before it, of one worker."""
     log = steps.iterations
     start, wall, cpu = (
         np.array([getattr(each, name) for each in log]) for name in ("start_s", "wall_s", "cpu_s")
     )
-    readings = np.array([each.kernel_s or table.kernel_s for each in log])
+    readings = np.array([each.kernel_s or kernel_s for each in log])
     end = start + wall - np.array([each.between_s for each in log])
     gaps = gaps_s(log, end, wall)
-    return cpu * table.kernel_s / np.array(smoothed(readings.tolist())) + gaps, wall + gaps
+    return cpu * kernel_s / np.array(smoothed(readings.tolist())) + gaps, wall + gaps
 
 
 def tokens(steps: Steps) -> Floats:

@@ -5,8 +5,6 @@ A schedule set by hand comes with the prediction of the one before, and perhaps 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from exegpt_cli.simulated import Simulated
 from exegpt_gateway.metrics import Promise
 from exegpt_gateway.steering import Foreseen
@@ -15,9 +13,6 @@ from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.simulator import simulate
 from exegpt_planner.workload import Workload
-
-if TYPE_CHECKING:
-    from exegpt_cli.local import Ready  # which needs a runner; gateways in a cluster have none
 
 
 def foresee(plan: Plan, table: ProfileTable, workload: Workload) -> Foreseen:
@@ -30,16 +25,6 @@ def foresee(plan: Plan, table: ProfileTable, workload: Workload) -> Foreseen:
     schedule = adjusted(plan.schedule, prediction, workload, reach=table.layer.encode_chunks.x[-1])
     changed = plan.model_copy(update={"schedule": schedule, "prediction": prediction})
     return Foreseen(plan=changed, promise=promise(changed, table, workload))
-
-
-def as_planned(ready: Ready) -> Foreseen:
-    """The planner's own plan, whose prediction is of these already."""
-    return Foreseen(plan=ready.plan, promise=promise_of(ready))
-
-
-def promise_of(ready: Ready) -> Promise:
-    """What was promised, and how an answer of another length compares with it."""
-    return promise(ready.plan, ready.table, ready.wanted.workload)
 
 
 def promise(plan: Plan, table: ProfileTable, workload: Workload) -> Promise:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from exegpt_cli.cache import Cache
+from exegpt_cli.foresee import promise
 from exegpt_cli.output import progress, say
 from exegpt_cli.placement import leave_to_workers, this_machine
 from exegpt_cli.profiling import (
@@ -30,6 +31,8 @@ from exegpt_cli.profiling import profile as measure
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.wanted import Wanted
 from exegpt_cli.workers import Workers
+from exegpt_gateway.metrics import Promise
+from exegpt_gateway.steering import Foreseen
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
@@ -57,6 +60,16 @@ class Ready:
     table: ProfileTable
     plan: Plan
     workers: Workers
+
+
+def as_planned(ready: Ready) -> Foreseen:
+    """The planner's own plan, whose prediction is of these already."""
+    return Foreseen(plan=ready.plan, promise=promise_of(ready))
+
+
+def promise_of(ready: Ready) -> Promise:
+    """What was promised, and how an answer of another length compares with it."""
+    return promise(ready.plan, ready.table, ready.wanted.workload)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from prometheus_client import CollectorRegistry
 from exegpt_cli import live
 from exegpt_cli.cache import Cache
 from exegpt_cli.follow import ManifestWatch, replanned
-from exegpt_cli.foresee import as_planned, foresee, promise_of
+from exegpt_cli.foresee import foresee
 from exegpt_cli.lifetime import end_with_parent, ending_cleanly, open_many_files
-from exegpt_cli.local import Ready, preparing
+from exegpt_cli.local import Ready, as_planned, preparing, promise_of
 from exegpt_cli.options import ServeOptions
 from exegpt_cli.output import check_writable, fail, log_warnings, progress, say
 from exegpt_cli.own_server import Announcement
@@ -128,7 +128,7 @@ class _Serving:
             self._conductor,
             ready.plan,
             model_fingerprint=ready.table.key.model_fingerprint,
-            foresee=lambda plan: foresee(plan, ready.table, self._ready.wanted.workload),
+            foresee=lambda plan, _: foresee(plan, ready.table, self._ready.wanted.workload),
         )
         self._stop = asyncio.Event()
         self._is_draining = False

@@ -25,7 +25,7 @@ from exegpt_operator.actions import (
     StartPlanning,
     Steer,
 )
-from exegpt_operator.causes import worst
+from exegpt_operator.causes import Cause, worst
 from exegpt_operator.compare import is_as_wanted, key, key_of, stamped
 from exegpt_operator.conditions import Condition, changes, false, merged, true, unknown
 from exegpt_operator.manifests import gateway, profiles, workers
@@ -176,7 +176,7 @@ class _Deciding:
         if (in_vain := self._in_vain(wanted)) is not None:
             self._scale_workers(0)
             self._want_gateway(0)
-            self._say(false("WorkersReady", Reason.INSUFFICIENT_GPUS, in_vain))
+            self._say(false("WorkersReady", *in_vain))
             self.look_again_s = RETRY_S / 2
             return False
         self._scale_workers(wanted)
@@ -193,7 +193,7 @@ class _Deciding:
             self._say(true("WorkersReady", Reason.READY, f"{wanted} of {wanted} worker pods."))
         return True
 
-    def _in_vain(self, wanted: int) -> str | None:
+    def _in_vain(self, wanted: int) -> Cause | None:
         """Why no device is to be held now; None: ask for them."""
         seen, cluster = self.seen, self._deployment.spec.cluster
         stuck = [
@@ -203,15 +203,17 @@ class _Deciding:
         ]
         if stuck:
             self.attempt = rfc3339(seen.now_s)
-            return f"Pod {stuck[0].name}: {stuck[0].unscheduled_because}"
+            return worst(stuck, cluster.resource_name)
         if seen.free_slots is not None and seen.free_slots < wanted:
-            return (
-                f"{wanted} pods of {cluster.gpus_per_pod} {cluster.resource_name} are needed, and nodes have room for "
-                f"{seen.free_slots}."
+            each = f"{cluster.gpus_per_pod} {cluster.resource_name}"
+            words = (
+                f"{wanted} pods of {each} are needed, and nodes have room for {seen.free_slots}."
             )
+            return Reason.INSUFFICIENT_GPUS, words
         is_held = any(pod.is_scheduled for pod in seen.worker_pods)
         if self.attempt and not is_held and seen.now_s - seconds_of(self.attempt) < RETRY_S:
-            return f"The last attempt was at {self.attempt}; the next is a minute later."
+            words = f"The last attempt was at {self.attempt}; the next is a minute later."
+            return Reason.INSUFFICIENT_GPUS, words
         return None
 
     def _endpoint(self) -> bool:

@@ -48,7 +48,7 @@ def report(ip: str, token: str, planned: Workload | None) -> ServingSeen:
             gateway_pb2.ReportRequest(), timeout=TIMEOUT_S, metadata=bearer(token)
         ),
     )
-    inputs, outputs = _moments(reply.input), _moments(reply.output)
+    inputs, outputs = _Observed(reply.input), _Observed(reply.output)
     return ServingSeen(
         plan_id=reply.plan_id,
         is_complete=reply.is_complete,
@@ -141,7 +141,3 @@ class _Observed:
     def annotation(self) -> str:
         """As an exegpt.dev/observed-* annotation says it."""
         return f"mean={self.mean:.1f},std={self.std:.1f},max={self.longest},n={self.n}"
-
-
-def _moments(histogram: gateway_pb2.Histogram) -> _Observed:
-    return _Observed(histogram)

@@ -58,15 +58,16 @@ def read_json(model: type[M], path: Path) -> M:
 
 def parse_json(model: type[M], text: str, *, source: str) -> M:
     """The `model` that a JSON text from `source` holds."""
-    return parse(model, _json_object(text, source), source=source)
+    return parse(model, json_object(text, source), source=source)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`, not checked further."""
-    return _json_object(_read_text(path), str(path))
+    return json_object(_read_text(path), str(path))
 
 
-def _json_object(text: str, source: str) -> dict[str, Any]:
+def json_object(text: str, source: str) -> dict[str, Any]:
+    """The JSON object that a text from `source` holds, not checked further."""
     try:
         data = json.loads(text, object_pairs_hook=_unique_keys)
     except (json.JSONDecodeError, _DuplicateKey) as error:

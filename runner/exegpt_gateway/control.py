@@ -26,7 +26,7 @@ from exegpt_planner.errors import (
 from exegpt_planner.manifest import WorkloadSpec
 from exegpt_planner.plan import Plan
 from exegpt_planner.schedule import Schedule
-from exegpt_planner.strict import StrictModel, parse_json
+from exegpt_planner.strict import StrictModel, json_object, parse, parse_json
 from exegpt_wire import GRPC_OPTIONS, gateway_pb2
 from exegpt_wire.gateway_pb2_grpc import GatewayServicer, add_GatewayServicer_to_server
 from exegpt_wire.token import AioTokenInterceptor
@@ -45,10 +45,6 @@ Context = aio.ServicerContext[Any, Any]
 
 class _Chosen(StrictModel):
     schedule: Schedule
-
-
-class _Lengths(StrictModel):
-    workload: WorkloadSpec | None
 
 
 class Control(GatewayServicer):
@@ -121,8 +117,10 @@ def _histogram(counts: Mapping[int, int]) -> gateway_pb2.Histogram:
 def _lengths(request: gateway_pb2.UpdateScheduleRequest) -> OtherLengths | None:
     if not request.HasField("workload_json"):
         return None
-    text = f'{{"workload": {request.workload_json}}}'
-    return OtherLengths(workload=parse_json(_Lengths, text, source="workload_json").workload)
+    text = request.workload_json
+    if text.strip() == "null":
+        return OtherLengths(workload=None)
+    return OtherLengths(workload=parse_json(WorkloadSpec, text, source="workload_json"))
 
 
 def _read(request: gateway_pb2.UpdateScheduleRequest) -> Plan | Schedule:
@@ -130,8 +128,8 @@ def _read(request: gateway_pb2.UpdateScheduleRequest) -> Plan | Schedule:
         case "plan_json":
             return parse_json(Plan, request.plan_json, source="plan_json")
         case "schedule_json":
-            text = f'{{"schedule": {request.schedule_json}}}'
-            return parse_json(_Chosen, text, source="schedule_json").schedule
+            given = json_object(request.schedule_json, "schedule_json")
+            return parse(_Chosen, {"schedule": given}, source="schedule_json").schedule
         case _:
             raise InvalidSpec("UpdateSchedule", ["neither plan_json nor schedule_json is given"])
 

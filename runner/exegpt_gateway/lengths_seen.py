@@ -22,8 +22,3 @@ class LengthsSeen:
         """Begins anew, for another plan."""
         self.inputs.clear()
         self.outputs.clear()
-
-    @property
-    def num_queries(self) -> int:
-        """Answers noted."""
-        return self.outputs.total()

@@ -70,22 +70,24 @@ class Steering:
         plan: Plan,
         *,
         model_fingerprint: str,
-        foresee: Callable[[Plan], Foreseen],
+        foresee: Callable[[Plan, OtherLengths | None], Foreseen],
+        takes_lengths: bool = False,
         plan_id: str = "",
     ) -> None:
-        """`plan` is the one the workers were configured for; `foresee` may take long, and runs in a thread."""
+        """`plan` is the one the workers were configured for; `foresee` may take long, and runs in a thread.
+
+        It is given the lengths that the plan comes with, or that came last; None: those of the start. Unless
+        `takes_lengths`, plans for others are refused.
+        """
         self.plan = plan
         self.plan_id = plan_id
         self.model_fingerprint = model_fingerprint
         self.kv_tokens = plan.kv_tokens_capacity  # of each worker
         self.conductor = conductor
         self._foresee = foresee
-        self._foresee_for: Callable[[Plan, OtherLengths], Foreseen] | None = None
+        self._takes_lengths = takes_lengths
+        self._lengths: OtherLengths | None = None
         self._changing = asyncio.Lock()
-
-    def takes_other_lengths(self, foresee_for: Callable[[Plan, OtherLengths], Foreseen]) -> None:
-        """From now on plans for other lengths than this gateway's are taken, if they come with them."""
-        self._foresee_for = foresee_for
 
     @property
     def revision(self) -> int:
@@ -111,13 +113,11 @@ class Steering:
             self._check_time(if_revision)
             wanted = change if isinstance(change, Plan) else by_hand(self.plan, change)
             self._check_fit(wanted, has_lengths=lengths is not None)
-            if lengths is None or self._foresee_for is None:
-                foreseen = await asyncio.to_thread(self._foresee, wanted)
-            else:
-                foreseen = await asyncio.to_thread(self._foresee_for, wanted, lengths)
+            lengths = lengths if self._takes_lengths and lengths is not None else self._lengths
+            foreseen = await asyncio.to_thread(self._foresee, wanted, lengths)
             self._check_promise(foreseen.plan, beyond_bound=beyond_bound)
             change_made = self._put(foreseen)
-            self.plan_id = plan_id
+            self._lengths, self.plan_id = lengths, plan_id
             return change_made
 
     async def replan(self, make: Callable[[], Foreseen]) -> Change:
@@ -158,7 +158,7 @@ class Steering:
                 f"the plan rests on profile {given.table[:12]}, this gateway on {own.table[:12]}: another model, "
                 "machine or measurement. Plan on the profile this gateway was started with.",
             )
-        if given.workload != own.workload and (not has_lengths or self._foresee_for is None):
+        if given.workload != own.workload and not (has_lengths and self._takes_lengths):
             raise Refused(
                 "unfit",
                 "the plan is for other lengths than this gateway's. Edit the manifest it serves instead: "

@@ -61,7 +61,7 @@ async def gateway(folder: Path, token: str | None = None) -> AsyncIterator[Steer
         conductor,
         plan,
         model_fingerprint="f00d",
-        foresee=lambda wanted: foresee(wanted, TABLE, WORKLOAD),
+        foresee=lambda wanted, _: foresee(wanted, TABLE, WORKLOAD),
     )
     async with listening(steering, f"unix://{folder}/control.sock", token=token):
         yield steering

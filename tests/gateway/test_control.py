@@ -44,7 +44,7 @@ def planned(schedule: Schedule | None = None, **prediction: float) -> Plan:
     return plan.model_copy(update={"schedule": chosen, "prediction": predicted, "warnings": ()})
 
 
-def foresee(plan: Plan) -> Foreseen:
+def foresee(plan: Plan, _: OtherLengths | None = None) -> Foreseen:
     """As a simulator that knows B_E up to 100: 1 ms, and 1200 KV tokens, for each query of an encode."""
     batch = plan.schedule.encode_batch if isinstance(plan.schedule, RraSchedule) else 1
     if batch > 100:
@@ -321,9 +321,9 @@ async def test_a_report_says_what_is_served_and_what_was_seen(gateway: Gateway) 
 
 async def test_a_plan_for_other_lengths_comes_with_them(gateway: Gateway) -> None:
     """Refused without its lengths, and by a gateway that follows a manifest; what it is called is kept."""
-    seen: list[OtherLengths] = []
+    seen: list[OtherLengths | None] = []
 
-    def foresee_for(plan: Plan, lengths: OtherLengths) -> Foreseen:
+    def foresee_for(plan: Plan, lengths: OtherLengths | None) -> Foreseen:
         seen.append(lengths)
         return foresee(plan)
 
@@ -337,18 +337,32 @@ async def test_a_plan_for_other_lengths_comes_with_them(gateway: Gateway) -> Non
             with pytest.raises(aio.AioRpcError) as error:
                 await stub.UpdateSchedule(refused)
             assert error.value.code() is Status.FAILED_PRECONDITION
-        gateway.steering.takes_other_lengths(foresee_for)
+    gateway.steering = Steering(
+        gateway.conductor,
+        planned(),
+        model_fingerprint="f00d",
+        foresee=foresee_for,
+        takes_lengths=True,
+    )
+    async with gateway.open() as stub:
         request.plan_id = "cafe"
+        beyond = by_plan(planned(RraSchedule(encode_batch=99, encode_interval=1)), other)
+        with pytest.raises(aio.AioRpcError):  # no room: refused, and so are its lengths
+            await stub.UpdateSchedule(_with_lengths(beyond, {"input": law, "output": law}))
+        await stub.UpdateSchedule(by_schedule(RraSchedule(encode_batch=2, encode_interval=2)))
+        assert seen.pop() is None, "still those of the start"
+        seen.clear()
         await stub.UpdateSchedule(_with_lengths(request, {"input": law, "output": law}))
         await stub.UpdateSchedule(_with_lengths(request, None))
         assert (await stub.Report(gateway_pb2.ReportRequest())).plan_id == "cafe"
         with pytest.raises(aio.AioRpcError) as error:
             await stub.UpdateSchedule(_with_lengths(request, {"input": law}))
         assert error.value.code() is Status.INVALID_ARGUMENT
+    assert seen[0] is not None
     assert seen[0].workload is not None
     assert seen[0].workload.input is not None
     assert seen[0].workload.input.moments == (30, 9, 90)
-    assert seen[1].workload is None
+    assert seen[1] == OtherLengths(workload=None)
 
 
 def _with_lengths(request: Any, lengths: dict[str, Any] | None) -> Any:

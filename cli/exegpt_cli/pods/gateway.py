@@ -32,7 +32,7 @@ from exegpt_planner.model_spec import read_model_spec
 from exegpt_planner.plan import Plan
 from exegpt_planner.serving import Serving
 from exegpt_planner.strict import read_json
-from exegpt_planner.workload import Workload, read_workload
+from exegpt_planner.workload import read_workload
 from exegpt_wire import worker_pb2
 from exegpt_wire.token import read_token
 
@@ -92,10 +92,10 @@ class _Gateway:
             self._conductor,
             plan,
             model_fingerprint=serving.table.key.model_fingerprint,
-            foresee=lambda wanted: foresee(wanted, serving.table, self._workload),
+            foresee=self._foresee,
+            takes_lengths=True,
             plan_id=serving.plan_id,
         )
-        self._steering.takes_other_lengths(self._foresee_for)
         self._stop = asyncio.Event()
 
     async def run(self, options: argparse.Namespace) -> None:
@@ -125,20 +125,15 @@ class _Gateway:
         self._conductor.drain()
         self._stop.set()
 
-    def _foresee_for(self, plan: Plan, lengths: OtherLengths) -> Foreseen:
-        """The plan for other lengths, which are this gateway's from now on."""
-        workload = read_workload(lengths.workload, self._model.context)
-        self._check(plan, workload)
-        foreseen = foresee(plan, self._serving.table, workload)
-        self._workload = workload
-        return foreseen
-
-    def _check(self, plan: Plan, workload: Workload) -> None:
+    def _foresee(self, plan: Plan, lengths: OtherLengths | None) -> Foreseen:
+        """The plan on this gateway's table, for the lengths that it was made for."""
+        workload = self._workload
+        if lengths is not None:
+            workload = read_workload(lengths.workload, self._model.context)
         if workload_sha256(workload) != plan.certificate.inputs.workload:
-            problem = (
-                "the lengths that came with the plan are not those it was made for. Plan again."
-            )
+            problem = "the lengths of the plan are not those that came with it. Plan again."
             raise Refused("unfit", problem)
+        return foresee(plan, self._serving.table, workload)
 
 
 def _parser() -> argparse.ArgumentParser:
