@@ -25,8 +25,7 @@ from exegpt_operator.manifests.pods import TOKEN_KEY
 from exegpt_operator.planning import Answer, Question
 from exegpt_operator.status import HISTORY
 from exegpt_operator.times import rfc3339
-from exegpt_planner.model_spec import ModelSpec
-from exegpt_planner.strict import parse_json
+from exegpt_planner.model_spec import parse_model_spec
 
 Object = Mapping[str, Any]
 TOKEN_BYTES = 32
@@ -81,7 +80,7 @@ class Actor:
         """Puts a plan on file as the next revision, and removes those beyond the history."""
         seen = looked.seen
         revision = 1 if seen.plan is None else seen.plan.revision + 1
-        model = parse_json(ModelSpec, question.model, source="the profile's model")
+        model = parse_model_spec(question.model, source="the profile's model")
         dtype = json.loads(question.table)["key"]["dtype"]
         wanted = {
             "apiVersion": "v1",

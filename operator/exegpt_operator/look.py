@@ -33,7 +33,7 @@ from exegpt_operator.reading import (
 from exegpt_operator.seen import PlanSeen, PodSeen, ProfileSeen, Refusal, Seen, ServingSeen
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import Deployment, Histogram
-from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.model_spec import parse_model_spec
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.serving import Serving
@@ -315,7 +315,7 @@ def _read_table(text: str) -> ProfileTable:
 
 @lru_cache(maxsize=REMEMBERED)
 def _read_lengths(workload_json: str, model_json: str) -> Workload:
-    model = parse_json(ModelSpec, model_json, source="a profile's model")
+    model = parse_model_spec(model_json, source="a profile's model")
     return read_workload(workload_spec(workload_json), model.context)
 
 

@@ -22,7 +22,7 @@ from exegpt_planner.errors import (
 )
 from exegpt_planner.manifest import WorkloadSpec
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.model_spec import parse_model_spec
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.strict import parse_json
@@ -80,7 +80,7 @@ def plan(question: Question) -> Answer:
 
 
 def _plan(question: Question) -> Plan:
-    model = parse_json(ModelSpec, question.model, source="the profile's model")
+    model = parse_model_spec(question.model, source="the profile's model")
     workload = workload_spec(question.workload)
     return make_plan(
         table=parse_json(ProfileTable, question.table, source="the profile's table"),

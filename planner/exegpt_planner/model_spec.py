@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from exegpt_planner.errors import InvalidSpec, Unavailable, UnsupportedModel
 from exegpt_planner.hf_config import read_fields
 from exegpt_planner.hf_reading import head_problems, read_end_tokens
-from exegpt_planner.strict import StrictModel, parse, read_json_object
+from exegpt_planner.strict import StrictModel, json_object, parse, read_json_object
 
 BYTES_PER_NUMBER = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 Count = Annotated[int, Field(ge=1)]
@@ -165,6 +165,14 @@ class OptSpec(ModelSpec):
         positions = (self.context + self.position_offset) * self.hidden
         projections = 2 * self.hidden * self.embedding if self.embedding != self.hidden else 0
         return tables + positions + projections + 2 * self.hidden * self.final_norm
+
+
+def parse_model_spec(text: str, *, source: str) -> LlamaSpec | OptSpec:
+    """The spec that a JSON text from `source` holds, as it is kept beside a profile."""
+    data = json_object(text, source)
+    if data.get("architecture") in get_args(OptSpec.model_fields["architecture"].annotation):
+        return parse(OptSpec, data, source=source)
+    return parse(LlamaSpec, data, source=source)
 
 
 def read_model_spec(folder: Path) -> LlamaSpec | OptSpec:
