@@ -141,7 +141,7 @@ def test_a_misspelt_field_is_refused(control_plane: ControlPlane) -> None:
 
 
 def test_explain_has_units(control_plane: ControlPlane) -> None:
-    said = control_plane.kubectl("explain", "xd.spec.latencyBound").stdout
+    said = " ".join(control_plane.kubectl("explain", "xd.spec.latencyBound").stdout.split())
     assert "in seconds" in said
     assert "in percent" in said
 
