@@ -62,6 +62,14 @@ class _Operator:
         self.queue = Queue(self._look)
         self.loop.named = self.queue.add
 
+    def named(self, key: Key) -> None:
+        """Something moved; whoever plans by a profile is concerned too."""
+        self.queue.add(key)
+        if key.kind == "profile":
+            for other in self.queue.watched():
+                if other.kind == "deployment" and other.namespace == key.namespace:
+                    self.queue.add(other)
+
     async def _look(self, key: Key) -> float | None:
         self.metrics.keys.set(len(self.queue))
         if not self.is_active:
@@ -139,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs until told to end; the exit status."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line an event says nothing
     operator = _operator(options)
     start_http_server(options.metrics_port, registry=operator.metrics.registry)
     registry = kopf.OperatorRegistry()
@@ -181,6 +190,10 @@ def _operator(options: argparse.Namespace) -> _Operator:
 def _watch(registry: kopf.OperatorRegistry, operator: _Operator) -> None:
     """Tells kopf what to watch; every event only names a key."""
 
+    @kopf.on.login(registry=registry)  # a registry of our own has none
+    def login(**given: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_via_client(**given)
+
     @kopf.on.startup(registry=registry)
     async def start(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.persistence.finalizer = "kopf.exegpt.invalid/none"  # never set: nothing forces one
@@ -204,7 +217,7 @@ def _watch(registry: kopf.OperatorRegistry, operator: _Operator) -> None:
 
         @kopf.on.event(names.GROUP, names.VERSION, plural, registry=registry, id=word)
         async def named(namespace: str | None, name: str, _word: Kind = word, **_: Any) -> None:
-            operator.queue.add(Key(_word, str(namespace), name))
+            operator.named(Key(_word, str(namespace), name))
 
     for group, version, plural in (
         ("apps", "v1", "statefulsets"),

@@ -30,6 +30,10 @@ class Queue(Generic[K]):
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def watched(self) -> list[K]:
+        """Those that are looked after."""
+        return list(self._tasks)
+
     def add(self, key: K) -> None:
         """Something may have changed for `key`."""
         self._wanted.setdefault(key, asyncio.Event()).set()
