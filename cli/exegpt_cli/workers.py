@@ -23,8 +23,8 @@ NICENESS = 10  # of a worker that shares a core with the gateway
 def worker_command(placement: Placement, worker: int, token_file: Path) -> list[str]:
     """Starts one worker; the address to listen on is appended."""
     cores = ",".join(str(core) for core in placement.worker_cores[worker])
-    options = ["--cpus", cores, "--threads", str(placement.threads), "--die-with-parent"]
-    options += ["--token-file", str(token_file)]
+    options = ["--cpus", cores, "--threads", str(placement.threads)]
+    options += ["--die-with-parent", str(os.getpid()), "--token-file", str(token_file)]
     if placement.yields(worker) and placement.num_workers > 1:
         options += ["--nice", str(NICENESS)]
     return [sys.executable, "-m", "exegpt_runner.worker", *options, "--listen"]

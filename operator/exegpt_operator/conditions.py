@@ -42,7 +42,7 @@ def unknown(kind: str, reason: Reason, message: str = "") -> Condition:
 
 
 def _with_remedy(reason: Reason, message: str) -> str:
-    text = message or reason.meaning
+    text = " ".join((message or reason.meaning).split())  # one line, whoever said it
     return f"{text} {reason.remedy}" if reason.remedy and reason.remedy not in text else text
 
 

@@ -29,8 +29,8 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until told to end; the exit status."""
     options = _parser().parse_args(arguments)
-    if options.die_with_parent:
-        _die_with_parent()
+    if options.die_with_parent is not None:
+        _die_with_parent(options.die_with_parent)
     if options.cpus:
         try:
             os.sched_setaffinity(0, options.cpus)
@@ -106,11 +106,11 @@ def _fail(problem: str) -> int:
     return Unavailable.exit_code
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() == 1:  # it had ended before the call
+    if os.getppid() != parent:  # it had ended before the call
         sys.exit(1)
 
 
@@ -132,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="compute threads; as many as cores by default")
     parser.add_argument("--cpus", type=_cpu_list, help='cores to stay on, e.g. "1" or "2-3"')
     parser.add_argument("--nice", type=int, default=0, help="let others go first on shared cores")
-    parser.add_argument("--die-with-parent", action="store_true", help="end when the parent ends")
+    parser.add_argument(
+        "--die-with-parent", type=int, metavar="PID", help="end when this parent process ends"
+    )
     return parser
 
 

@@ -117,7 +117,7 @@ def test_where_cores_are_few_the_first_worker_shares_with_the_gateway_and_yields
 
 def test_a_worker_ends_with_its_parent_and_asks_for_the_token() -> None:
     command = worker_command(place([0, 1]), 0, Path("/there/token"))
-    assert "--die-with-parent" in command
+    assert command[command.index("--die-with-parent") + 1] == str(os.getpid())
     assert command[command.index("--token-file") + 1] == "/there/token"
     assert command[-1] == "--listen", "the address is appended"
 

@@ -116,7 +116,7 @@ class ControlPlane:
             [
                 self.binaries / "kube-controller-manager",
                 f"--kubeconfig={pki / 'controllers.kubeconfig'}",
-                "--bind-address=127.0.0.1",
+                "--secure-port=0",
                 "--use-service-account-credentials",
                 f"--root-ca-file={pki / 'ca.crt'}",
                 f"--service-account-private-key-file={pki / 'sa.key'}",
@@ -133,7 +133,7 @@ class ControlPlane:
             [
                 self.binaries / "kube-scheduler",
                 f"--kubeconfig={pki / 'scheduler.kubeconfig'}",
-                "--bind-address=127.0.0.1",
+                "--secure-port=0",
                 "--leader-elect=false",
             ],
         )

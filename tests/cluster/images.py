@@ -18,7 +18,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 USER = 65532
+VOLUME = "/opt/exegpt"  # where the charts mount it
 PASSWD = f"root:x:0:0::/:/bin/false\nnonroot:x:{USER}:{USER}::/tmp:/bin/false\n"
+PAUSE = """package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
+	<-ended
+}
+"""
 _LIBRARY = re.compile(r"(?:=> )?(/\S+) \(0x")
 
 
@@ -30,6 +45,7 @@ def archive(
     texts: Mapping[str, str] = {},
     folders: Iterable[str] = (),
     entrypoint: Iterable[str] = (),
+    environment: Iterable[str] = (),
 ) -> Path:
     """A docker archive of one layer; `files` and `texts` by their places in the image."""
     layer = io.BytesIO()
@@ -48,7 +64,10 @@ def archive(
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Entrypoint": list(entrypoint), "Env": ["PATH=/usr/bin:/bin"]},
+            "config": {
+                "Entrypoint": list(entrypoint),
+                "Env": ["PATH=/usr/bin:/bin", *environment],
+            },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
             "history": [{"created_by": "tests/cluster/images.py"}],
         }
@@ -64,9 +83,9 @@ def archive(
 
 
 def pause(folder: Path, tag: str) -> Path:
-    """What holds a pod's namespaces: a program that sleeps for ever."""
+    """What holds a pod's namespaces: a program that waits to be told to end."""
     source = folder / "pause.go"
-    source.write_text("package main\n\nfunc main() { select {} }\n")
+    source.write_text(PAUSE)
     program = folder / "pause"
     subprocess.run(
         ["go", "build", "-ldflags", "-s -w", "-o", str(program), str(source)],
@@ -86,7 +105,8 @@ def libraries(folder: Path, tag: str, *, of: Iterable[Path]) -> Path:
         tag,
         files=found,
         texts={"/etc/passwd": PASSWD, "/etc/nsswitch.conf": "hosts: files dns\n"},
-        folders=["/tmp", "/proc", "/sys", "/dev", "/etc", "/models", "/opt/exegpt", "/run"],
+        folders=["/tmp", "/proc", "/sys", "/dev", "/etc", "/models", VOLUME, "/run"],
+        environment=[f"LD_LIBRARY_PATH={VOLUME}/lib"],  # the interpreter was built for another place
     )
 
 

@@ -59,7 +59,9 @@ class Worker:
 
     @property
     def command(self) -> list[str]:
-        return ["--listen", self.address, "--threads", "1", "--die-with-parent", *self.options]
+        parent = str(os.getpid())
+        options = ["--threads", "1", "--die-with-parent", parent, *self.options]
+        return ["--listen", self.address, *options]
 
     def start(self) -> None:
         """Starts it, by fork."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ class Process:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "exegpt_runner.worker", "--listen", self.address]
-        self._process = subprocess.Popen([*command, "--threads", "1", "--die-with-parent"])
+        self._process = subprocess.Popen([*command, "--threads", "1", "--die-with-parent", str(os.getpid())])
 
     def kill(self) -> None:
         if self._process is not None:

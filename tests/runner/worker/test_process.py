@@ -47,9 +47,9 @@ def test_a_worker_that_is_told_to_end_says_so_to_its_conductor(tmp_path: Path) -
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     address = f"unix://{tmp_path / 'worker.sock'}"
     parent = (
-        "import subprocess, sys, time;"
+        "import os, subprocess, sys, time;"
         "p = subprocess.Popen([sys.executable, '-m', 'exegpt_runner.worker', '--listen', sys.argv[1],"
-        " '--die-with-parent']); print(p.pid, flush=True); time.sleep(600)"
+        " '--die-with-parent', str(os.getpid())]); print(p.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", parent, address], stdout=subprocess.PIPE, text=True
