@@ -222,6 +222,7 @@ class World:
             runner_image=IMAGES.runner,
             weight_bytes=270_000_000,
             why=asked.why,
+            generation=int(self.resource["metadata"]["generation"]),
             config_map=names.plan("translate", revision),
         )
 

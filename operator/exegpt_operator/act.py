@@ -20,7 +20,7 @@ from exegpt_operator.actions import (
     Steer,
 )
 from exegpt_operator.api import Api
-from exegpt_operator.look import INPUTS, RUNNER_IMAGE, WEIGHT_BYTES, WHY, Looked
+from exegpt_operator.look import GENERATION, INPUTS, RUNNER_IMAGE, WEIGHT_BYTES, WHY, Looked
 from exegpt_operator.manifests.pods import TOKEN_KEY
 from exegpt_operator.planning import Answer, Question
 from exegpt_operator.status import HISTORY
@@ -93,6 +93,7 @@ class Actor:
                     INPUTS: answer.inputs,
                     RUNNER_IMAGE: image,
                     WHY: why,
+                    GENERATION: str(seen.generation),
                     WEIGHT_BYTES: str(model.weight_bytes(dtype)),
                 },
             },

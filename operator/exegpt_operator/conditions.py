@@ -14,6 +14,7 @@ from exegpt_operator.reasons import Reason
 
 Status = Literal["True", "False", "Unknown"]
 MESSAGE_MAX = 2048
+NEVER = "1970-01-01T00:00:00Z"  # of the schema's default status, which must say some time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def merged(
 
 def _since(before: Mapping[str, Any] | None, now: Condition, time: str) -> str:
     if before is not None and before["status"] == now.status:
-        return str(before["lastTransitionTime"])
+        since = str(before["lastTransitionTime"])
+        return time if since == NEVER else since
     return time
 
 

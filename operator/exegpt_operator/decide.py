@@ -138,7 +138,9 @@ class _Deciding:
             return plan is not None  # what runs goes on, by the plan it was made for
         self.actions.append(StartPlanning(seen.inputs, why(seen)))
         if plan is not None:
-            self._say(true("Scheduled", Reason.PLANNING, f"Plan {plan.id} is in force meanwhile."))
+            is_for_spec = plan.generation == seen.generation  # only the lengths are others
+            say = true if is_for_spec else unknown
+            self._say(say("Scheduled", Reason.PLANNING, f"Plan {plan.id} is in force meanwhile."))
             return True
         return self._waiting(unknown("Scheduled", Reason.PLANNING))
 

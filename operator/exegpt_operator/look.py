@@ -46,6 +46,7 @@ INPUTS = f"{names.GROUP}/inputs"  # of a plan's ConfigMap
 RUNNER_IMAGE = f"{names.GROUP}/runner-image"
 WEIGHT_BYTES = f"{names.GROUP}/weight-bytes"
 WHY = f"{names.GROUP}/why"
+GENERATION = f"{names.GROUP}/generation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +192,7 @@ class Looker:
                 runner_image=metadata["annotations"][RUNNER_IMAGE],
                 weight_bytes=int(metadata["annotations"][WEIGHT_BYTES]),
                 why=metadata["annotations"][WHY],
+                generation=int(metadata["annotations"][GENERATION]),
                 config_map=metadata["name"],
             ),
             newest,

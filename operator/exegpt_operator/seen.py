@@ -68,6 +68,7 @@ class PlanSeen:
     runner_image: str
     weight_bytes: int = 0
     why: str = ""  # it was made
+    generation: int = 0  # of the spec that it was made for
     config_map: str = ""
 
 

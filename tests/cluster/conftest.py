@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,14 @@ from cluster.node import PAUSE, Node, lacking
 from cluster.whole import BASE, DEVICE, Cluster
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def orderly_end() -> Iterator[None]:
+    """Told to end, the tests end their clusters first."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def _lacking(what: str) -> None:

@@ -106,7 +106,9 @@ def libraries(folder: Path, tag: str, *, of: Iterable[Path]) -> Path:
         files=found,
         texts={"/etc/passwd": PASSWD, "/etc/nsswitch.conf": "hosts: files dns\n"},
         folders=["/tmp", "/proc", "/sys", "/dev", "/etc", "/models", VOLUME, "/run"],
-        environment=[f"LD_LIBRARY_PATH={VOLUME}/lib"],  # the interpreter was built for another place
+        environment=[
+            f"LD_LIBRARY_PATH={VOLUME}/lib"
+        ],  # the interpreter was built for another place
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,19 @@ class Node:
         command = ["ctr", "-a", str(self._socket), "-n", "k8s.io", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=check, timeout=300)
         return done.stdout
+
+    def kill(self, pod: Mapping[str, Any], container: str, *, paused_s: float = 0.0) -> None:
+        """Kills a pod's container outright; frozen for a while first, what it was sent stays under way."""
+        (status,) = (
+            each for each in pod["status"]["containerStatuses"] if each["name"] == container
+        )
+        task = status["containerID"].removeprefix("containerd://")
+        if paused_s:
+            self.ctr("tasks", "pause", task)
+            time.sleep(paused_s)
+        self.ctr("tasks", "kill", "-s", "9", task)
+        if paused_s:
+            self.ctr("tasks", "resume", task, check=False)
 
     def advertise(self, resource: str, count: int) -> None:
         """Gives the node so many devices of an extended resource, which the scheduler then counts."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 END_S = 10.0
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")  # however the tests end
 
 
 class Dead(Exception):
@@ -29,7 +30,7 @@ class Processes:
         self.logs.mkdir(parents=True, exist_ok=True)
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [str(part) for part in command],
+                [*DIES_WITH_US, *(str(part) for part in command)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

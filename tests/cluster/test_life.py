@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from cluster.traffic import Client, counted
 from cluster.whole import Cluster, deployment
+from exegpt_operator import names, talk
+from exegpt_operator.look import token_of
+from exegpt_operator.seen import ServingSeen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
-NAMESPACE = "serving"
-READY_S = 600.0  # profiling two minutes, planning, loading torch and weights on two cores
+NAMESPACE, NAME = "serving", "translate"
+READY_S = 600.0  # profiling some minutes, planning, loading torch and weights on two cores
 
 
 @pytest.fixture(scope="module")
@@ -24,45 +29,51 @@ def installed(cluster: Cluster) -> Iterator[Cluster]:
     cluster.plane.kubectl("delete", "xd", "--all", "-n", NAMESPACE, "--timeout=60s", check=False)
 
 
-def answer(cluster: Cluster, *, tokens: int = 8) -> str:
-    """The text of a completion, asked for by the official client inside the cluster, through the Service."""
-    gateway = cluster.pods(NAMESPACE, component="gateway")[0]["metadata"]["name"]
-    script = f"""
-import openai
-client = openai.OpenAI(base_url="http://translate.{NAMESPACE}.svc/v1", api_key="none")
-print(client.completions.create(model="demo", prompt="The sun is", max_tokens={tokens}, temperature=0).choices[0].text)
-"""
-    return cluster.run_in(NAMESPACE, gateway, script)
+@pytest.fixture(scope="module")
+def client(installed: Cluster) -> Client:
+    return Client.made(installed, NAMESPACE)
 
 
-def test_tokens_by_waa_across_two_pods(installed: Cluster) -> None:
-    wanted = deployment(NAMESPACE, scheduling={"strategies": ["WAA"]})
-    installed.plane.apply(wanted)
-    installed.wait_ready(NAMESPACE, "translate", within_s=READY_S)
-    assert answer(installed).strip()
-    roles = {
-        pod["metadata"]["name"]: pod["metadata"]["labels"]["exegpt.dev/role"]
-        for pod in installed.pods(NAMESPACE, component="worker")
-    }
-    assert sorted(roles.values()) == ["decoder", "encoder"]
-    metrics = metrics_of(installed)
-    assert metrics["exegpt_kv_transfer_bytes_total"] > 0
+def test_tokens_by_waa_across_two_pods(installed: Cluster, client: Client) -> None:
+    installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["WAA"]}))
+    installed.wait_ready(NAMESPACE, NAME, within_s=READY_S)
+    by_role = roles(installed)
+    assert sorted(by_role) == ["decoder", "encoder"]
+    encoder, decoder = (by_role[role]["status"]["podIP"] for role in ("encoder", "decoder"))
+    before = client.metrics(NAME)["exegpt_kv_transfer_bytes_total"]
+    with counted(encoder, decoder, names.WORKER_PORT) as sent:
+        assert client.ask(NAME).strip()
+        handed_over = client.metrics(NAME)["exegpt_kv_transfer_bytes_total"] - before
+        assert 0 < handed_over < sent.bytes() < 2 * handed_over + 50_000
 
 
-def metrics_of(cluster: Cluster) -> dict[str, float]:
-    """The gateway's metrics without labels."""
-    gateway = cluster.pods(NAMESPACE, component="gateway")[0]
-    script = (
-        "import urllib.request as r;"
-        f"print(r.urlopen('http://{gateway['status']['podIP']}:8000/metrics').read().decode())"
+def test_a_decoder_killed_amid_transfers_loses_no_query(installed: Cluster, client: Client) -> None:
+    text = client.ask(NAME, tokens=24)
+    pod = roles(installed)["decoder"]
+    load = client.load(NAME, streams=24, seconds=30, words=180, tokens=12)
+    count = "exegpt_kv_transfer_seconds_count"
+    first = client.metrics(NAME)[count]
+    installed.wait_for(
+        "under load", lambda: client.metrics(NAME)[count] > first + 8, within_s=60, tell=str
     )
-    lines = cluster.run_in(NAMESPACE, gateway["metadata"]["name"], script).splitlines()
-    return {
-        name: float(value)
-        for line in lines
-        if line and not line.startswith("#") and "{" not in line
-        for name, value in [line.split(" ", 1)]
+    assert installed.node is not None
+    installed.node.kill(pod, "worker-0", paused_s=1.0)
+    fell_s = installed.wait_for(
+        "not Ready", lambda: not is_ready(installed), within_s=15, tell=lambda: tell(installed)
+    )
+    installed.wait_ready(NAMESPACE, NAME, within_s=180)
+    found = load.result(within_s=240)
+    print(f"not Ready after {fell_s:.1f} s; {found}")
+    assert found["failures"] == []
+    assert found["answers"] >= 24
+    failed = {
+        name: value
+        for name, value in client.metrics(NAME).items()
+        if name.startswith("exegpt_kv_transfer_failures_total")
     }
+    assert sum(failed.values()) > 0, "no transfer was under way"
+    assert client.ask(NAME, tokens=24) == text
+    assert roles(installed)["decoder"]["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
 def test_at_rest_nothing_is_written(installed: Cluster) -> None:
@@ -72,81 +83,169 @@ def test_at_rest_nothing_is_written(installed: Cluster) -> None:
         installed.wait_for("a write", lambda: bool(ours(installed, first)), within_s=60, tell=str)
 
 
-def ours(cluster: Cluster, first: int) -> list[str]:
-    return [
-        f"{each['verb']} {each['objectRef']['resource']}"
-        for each in cluster.plane.writes(first)
-        if "serviceaccount:serving:exegpt" in each["user"]["username"]
-        and each["objectRef"]["resource"] != "leases"
-    ]
-
-
-def test_rra_on_the_same_pods_and_drift_in_place(installed: Cluster) -> None:
-    before = {
-        pod["metadata"]["name"]: pod["metadata"]["uid"]
-        for pod in installed.pods(NAMESPACE, component="worker")
-    }
-    installed.plane.apply(deployment(NAMESPACE, scheduling={"strategies": ["RRA"]}))
+def test_rra_on_the_same_pods(installed: Cluster, client: Client) -> None:
+    text, before = client.ask(NAME), identity(installed)
+    installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["RRA"]}))
     installed.wait_for(
         "RRA",
-        lambda: strategy(installed).startswith("RRA") and is_ready(installed),
+        lambda: plan(installed)["strategy"].startswith("RRA") and is_ready(installed),
         within_s=120,
-        tell=lambda: installed.describe(NAMESPACE, "translate"),
+        tell=lambda: tell(installed),
     )
-    first = plan_id(installed)
-    for side, value in (("input", "mean=24,std=8"), ("output", "mean=30,std=9")):
-        annotation = f"exegpt.dev/observed-{side}={value},max=60"
-        installed.plane.kubectl("annotate", "xd/translate", "-n", NAMESPACE, annotation)
+    assert client.ask(NAME) == text
+    assert identity(installed) == before
+    assert list(roles(installed)) == ["both"]
+
+
+def test_drift_is_answered_in_place_under_load(installed: Cluster, client: Client) -> None:
+    before, first = identity(installed), plan(installed)
+    load = client.load(NAME, streams=8, seconds=30, words=20, tokens=16)
     installed.wait_for(
-        "another plan",
-        lambda: plan_id(installed) != first and is_ready(installed),
+        "under load",
+        lambda: reported(installed).num_queries > 8,
         within_s=60,
-        tell=lambda: installed.describe(NAMESPACE, "translate"),
+        tell=lambda: tell(installed),
     )
-    after = {
-        pod["metadata"]["name"]: pod["metadata"]["uid"]
-        for pod in installed.pods(NAMESPACE, component="worker")
-    }
-    assert after == before
-    assert answer(installed).strip()
-
-
-def status(cluster: Cluster) -> dict[str, object]:
-    found: dict[str, object] = cluster.plane.get("xd", "translate", "-n", NAMESPACE)["status"]
-    return found
-
-
-def strategy(cluster: Cluster) -> str:
-    return str(json.loads(json.dumps(status(cluster)))["plan"]["strategy"])
-
-
-def plan_id(cluster: Cluster) -> str:
-    return str(json.loads(json.dumps(status(cluster)))["plan"]["id"])
-
-
-def is_ready(cluster: Cluster) -> bool:
-    return cluster.condition(NAMESPACE, "translate", "Ready")[0] == "True"
-
-
-def test_suspend_resume_delete(installed: Cluster) -> None:
-    installed.plane.kubectl(
-        "patch", "xd/translate", "-n", NAMESPACE, "--type=merge", "-p", '{"spec":{"suspend":true}}'
+    laws = {"input": "mean=24,std=8,max=48", "output": "mean=34,std=9,max=60"}
+    annotations = [f"exegpt.dev/observed-{side}={law}" for side, law in laws.items()]
+    installed.plane.kubectl("annotate", f"xd/{NAME}", "-n", NAMESPACE, *annotations)
+    annotated_s = time.monotonic()
+    installed.wait_for(
+        "acknowledged",
+        lambda: reported(installed).plan_id != first["id"],
+        within_s=30,
+        tell=lambda: tell(installed),
     )
+    print(f"acknowledged {time.monotonic() - annotated_s:.2f} s after the annotation")
+    installed.wait_for(
+        "in the status",
+        lambda: plan(installed)["id"] == reported(installed).plan_id and is_ready(installed),
+        within_s=30,
+        tell=lambda: tell(installed),
+    )
+    second = plan(installed)
+    assert second["decodeIterations"] != first["decodeIterations"]
+    in_force = client.metrics(NAME)["exegpt_schedule_encode_interval_iterations"]
+    assert in_force == second["decodeIterations"]
+    found = load.result(within_s=120)
+    assert found["failures"] == []
+    assert found["answers"] >= 8
+    assert identity(installed) == before
+    status = installed.plane.get("xd", NAME, "-n", NAMESPACE)["status"]
+    assert status["workload"]["source"] == "Annotation"
+    assert status["workload"]["setBy"] == "kubectl-annotate"
+    assert [each["id"] for each in status["history"][:2]] == [second["id"], first["id"]]
+
+
+def test_another_bound_is_another_plan(installed: Cluster, client: Client) -> None:
+    before, first = identity(installed), plan(installed)
+    patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
+    installed.wait_for(
+        "planned for the bound",
+        lambda: plan(installed)["id"] != first["id"] and is_ready(installed),
+        within_s=60,
+        tell=lambda: tell(installed),
+    )
+    assert plan(installed)["predictedSeconds"] <= 8
+    assert client.ask(NAME).strip()
+    assert identity(installed) == before
+
+
+def test_a_bound_that_nothing_keeps_leaves_what_runs_alone(
+    installed: Cluster, client: Client
+) -> None:
+    before, first = identity(installed), plan(installed)
+    patch(installed, '{"spec":{"latencyBound":{"seconds":0.001}}}')
+    installed.wait_for(
+        "refused",
+        lambda: installed.condition(NAMESPACE, NAME, "Scheduled")[1] == "Infeasible",
+        within_s=60,
+        tell=lambda: tell(installed),
+    )
+    assert installed.condition(NAMESPACE, NAME, "Stalled")[0] == "True"
+    assert plan(installed)["id"] == first["id"]
+    assert identity(installed) == before
+    assert client.ask(NAME).strip()
+    patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
+    installed.wait_ready(NAMESPACE, NAME, within_s=60)
+
+
+def test_suspend_resume_delete(installed: Cluster, client: Client) -> None:
+    first, profiles = plan(installed), installed.plane.get("xp", "-n", NAMESPACE)["items"]
+    patch(installed, '{"spec":{"suspend":true}}')
     installed.wait_for(
         "suspended",
         lambda: not installed.pods(NAMESPACE, component="worker"),
         within_s=60,
-        tell=lambda: installed.describe(NAMESPACE, "translate"),
+        tell=lambda: tell(installed),
     )
-    assert installed.condition(NAMESPACE, "translate", "Ready")[1] == "Suspended"
-    installed.plane.kubectl(
-        "patch", "xd/translate", "-n", NAMESPACE, "--type=merge", "-p", '{"spec":{"suspend":false}}'
-    )
-    installed.wait_ready(NAMESPACE, "translate", within_s=180)
-    installed.plane.kubectl("delete", "xd/translate", "-n", NAMESPACE, "--timeout=20s")
+    assert installed.condition(NAMESPACE, NAME, "Ready")[1] == "Suspended"
+    patch(installed, '{"spec":{"suspend":false}}')
+    installed.wait_ready(NAMESPACE, NAME, within_s=180)
+    assert plan(installed)["id"] == first["id"]
+    after = installed.plane.get("xp", "-n", NAMESPACE)["items"]
+    assert [each["metadata"]["uid"] for each in after] == [
+        each["metadata"]["uid"] for each in profiles
+    ]
+    assert client.ask(NAME).strip()
+    installed.plane.kubectl("delete", f"xd/{NAME}", "-n", NAMESPACE, "--timeout=20s")
     installed.wait_for(
         "gone",
-        lambda: not installed.pods(NAMESPACE, **{"app.kubernetes.io/instance": "translate"}),
+        lambda: not installed.pods(NAMESPACE, **{"app.kubernetes.io/instance": NAME}),
         within_s=90,
         tell=lambda: str(installed.pods(NAMESPACE)),
     )
+
+
+def patch(cluster: Cluster, merge: str) -> None:
+    cluster.plane.kubectl("patch", f"xd/{NAME}", "-n", NAMESPACE, "--type=merge", "-p", merge)
+
+
+def roles(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Worker pods by their live role; of those that share one, the last."""
+    pods = cluster.pods(NAMESPACE, component="worker")
+    return {pod["metadata"]["labels"].get("exegpt.dev/role", ""): pod for pod in pods}
+
+
+def identity(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
+    """What would change if a serving pod, or a container in it, were started anew."""
+    return {
+        pod["metadata"]["name"]: (
+            pod["metadata"]["uid"],
+            *(
+                (each["restartCount"], each["state"]["running"]["startedAt"])
+                for each in pod["status"]["containerStatuses"]
+            ),
+        )
+        for component in ("worker", "gateway")
+        for pod in cluster.pods(NAMESPACE, component=component)
+    }
+
+
+def reported(cluster: Cluster) -> ServingSeen:
+    """What the gateway says of itself, now."""
+    (gateway,) = cluster.pods(NAMESPACE, component="gateway")
+    token = token_of(cluster.api, NAMESPACE, names.token(NAME))
+    return talk.report(gateway["status"]["podIP"], token, None)
+
+
+def plan(cluster: Cluster) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.plane.get("xd", NAME, "-n", NAMESPACE)["status"].get("plan", {})
+    return found
+
+
+def is_ready(cluster: Cluster) -> bool:
+    return cluster.is_ready(NAMESPACE, NAME)
+
+
+def tell(cluster: Cluster) -> str:
+    return cluster.describe(NAMESPACE, NAME)
+
+
+def ours(cluster: Cluster, first: int) -> list[str]:
+    return [
+        f"{each['verb']} {each['objectRef']['resource']}"
+        for each in cluster.plane.writes(first)
+        if each["user"]["username"] == f"system:serviceaccount:{NAMESPACE}:exegpt"
+        and each["objectRef"]["resource"] != "leases"
+    ]

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kubernetes import config
+
 from cluster.control_plane import ControlPlane
 from cluster.node import Node
+from exegpt_operator.api import Api
 
 BASE = "localhost/exegpt-tests/base:1"
 DEVICE = "test.exegpt.dev/device"
@@ -68,6 +71,11 @@ class Cluster:
                 },
             )
         return name
+
+    @property
+    def api(self) -> Api:
+        """The operator's own client, as the administrator."""
+        return Api(config.new_client_from_config(str(self.plane.kubeconfig)))  # type: ignore[no-untyped-call]
 
     def helm(self, *arguments: str, check: bool = True) -> str:
         """Runs helm; what it said."""
@@ -126,11 +134,22 @@ class Cluster:
             time.sleep(0.25)
         return time.monotonic() - begin_s
 
+    def is_ready(self, namespace: str, name: str) -> bool:
+        """Whether it is Ready, and what is asked for now is what is ready (as kstatus reads it)."""
+        found = self.plane.get("xd", name, "-n", namespace)
+        conditions = found.get("status", {}).get("conditions", [])
+        return any(
+            each["type"] == "Ready"
+            and each["status"] == "True"
+            and each.get("observedGeneration") == found["metadata"]["generation"]
+            for each in conditions
+        )
+
     def wait_ready(self, namespace: str, name: str, *, within_s: float) -> float:
         """Until a deployment is Ready."""
         return self.wait_for(
             "Ready",
-            lambda: self.condition(namespace, name, "Ready")[0] == "True",
+            lambda: self.is_ready(namespace, name),
             within_s=within_s,
             tell=lambda: self.describe(namespace, name),
         )

@@ -137,6 +137,23 @@ def test_a_new_bound_makes_a_revision_in_place() -> None:
     ]
 
 
+def test_a_changed_spec_is_not_ready_before_its_plan_and_changed_lengths_are_all_along() -> None:
+    world = World()
+    world.settle()
+    world.resource["spec"]["latencyBound"] = {"seconds": 6.0}
+    world.resource["metadata"]["generation"] = 2
+    world.turn()
+    assert world.condition("Ready") == ("False", "Planning")
+    assert world.condition("Reconciling")[0] == "True"
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
+    world.annotations["exegpt.dev/observed-output"] = "mean=30,std=9,max=90"
+    world.annotations["exegpt.dev/observed-input"] = "mean=30,std=9,max=90"
+    world.turn()
+    assert world.condition("Scheduled") == ("True", "Planning")
+    assert world.condition("Ready")[0] == "True"
+
+
 def test_history_holds_ten() -> None:
     world = serving()
     for turn in range(12):
