@@ -189,7 +189,7 @@ class _Serving:
             self._options.port,
             on_started=self._started,
             stop=self._stop,
-            drain_s=DRAIN_S,
+            drain_s=lambda: DRAIN_S,
         )
         self._serving = asyncio.ensure_future(serving)
         with contextlib.suppress(asyncio.CancelledError):

@@ -92,6 +92,7 @@ def _plan(question: Question) -> Plan:
         ),
         strategies=question.strategies,
         workers=question.workers,
+        with_sensitivity=False,  # who waits for this plan is a service whose lengths have changed
     )
 
 

@@ -142,6 +142,8 @@ def _alternative(each: Alternative) -> str:
 
 
 def _changes(plan: Plan) -> list[str]:
+    if not plan.sensitivity:
+        return ["What if: not searched for this plan; `exegpt plan` does."]
     base = plan.prediction.queries_per_s
     return ["What if:", *(_change(each, base) for each in plan.sensitivity)]
 

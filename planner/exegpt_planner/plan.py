@@ -102,10 +102,11 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     memory: MemoryBudget,
     strategies: Sequence[str] = KNOWN,
     workers: int = 1,
+    with_sensitivity: bool = True,
 ) -> Plan:
     """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
 
-    `memory` is of one of the `workers`, each of which holds the whole model.
+    `memory` is of one of the `workers`, each of which holds the whole model. The sensitivity takes four more searches.
     """
     law = CompletionLaw(workload)
     left_out = _left_out(strategies, table, law, workers)
@@ -137,7 +138,7 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
             *alternatives(spaces, found, bound.seconds),
             *(Alternative(strategy=name, reason=why) for name, why in left_out.items()),
         ),
-        sensitivity=_sensitivity(question),
+        sensitivity=_sensitivity(question) if with_sensitivity else (),
         kv_tokens_capacity=question.kv_capacity,
         workload=workload.source,
         source=table.source,

@@ -12,6 +12,14 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.strict import StrictModel
 
 
+DRAIN_SLACK_S = 30.0
+
+
+def drain_s(bound_s: float) -> float:
+    """How long running answers may go on when a gateway is told to end: the bound, and as much again for longer ones."""
+    return 2 * bound_s + DRAIN_SLACK_S
+
+
 class Serving(StrictModel):
     """One deployment's serving, for the gateways of all its replicas."""
 

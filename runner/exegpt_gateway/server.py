@@ -70,11 +70,11 @@ async def serve(
     *,
     on_started: Callable[[str, int], None],
     stop: asyncio.Event,
-    drain_s: float,
+    drain_s: Callable[[], float],
 ) -> None:
     """Serves until `stop` is set and the running answers are through; port 0 takes a free one.
 
-    Drain the conductor before setting `stop`, so that new queries are refused meanwhile.
+    Drain the conductor before setting `stop`, so that new queries are refused meanwhile. `drain_s` is asked then.
     """
     listener = _listen(host, port)
     counted = _InFlight(app)
@@ -96,7 +96,7 @@ async def serve(
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_s):
+            async with asyncio.timeout(drain_s()):
                 await counted.is_idle.wait()
     finally:
         stopping.cancel()

@@ -14,6 +14,7 @@ from exegpt_operator import names
 from exegpt_operator.manifests import gateway, profiles, workers
 from exegpt_operator.reading import deployment_of
 from exegpt_planner.manifest import Deployment
+from exegpt_planner.serving import drain_s
 from operator_world import IMAGES, resource
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "manifests"
@@ -118,12 +119,22 @@ def test_workers_are_probed_by_what_they_are() -> None:
     assert worker["readinessProbe"]["grpc"]["service"] == "serving"
 
 
-def test_a_gateway_drains_for_longer_than_the_bound() -> None:
-    deployment = deployed("claim")
-    spec = objects("claim")["gateway"]["spec"]["template"]["spec"]
-    bound_s = deployment.spec.latency_bound.seconds
-    assert gateway.drain_s(deployment) >= bound_s
-    assert spec["terminationGracePeriodSeconds"] > gateway.drain_s(deployment)
+@pytest.mark.parametrize("bound_s", [0.01, 5.9, 277.0, 300.0, 40_000.0])
+def test_a_gateway_may_drain_for_longer_than_the_bound(bound_s: float) -> None:
+    assert bound_s < drain_s(bound_s) < gateway.grace_s(bounded_by(bound_s))
+
+
+def test_another_bound_is_the_same_gateway_pod() -> None:
+    pods = [gateway.gateway(bounded_by(s), IMAGES, replicas=1) for s in (0.1, 8.0, 250.0)]
+    assert pods[0] == pods[1] == pods[2]
+    assert gateway.grace_s(bounded_by(1e300)) == gateway.MOST_GRACE_S
+
+
+def bounded_by(seconds: float) -> Deployment:
+    found = deployed("claim")
+    bound = found.spec.latency_bound.model_copy(update={"seconds": seconds})
+    spec = found.spec.model_copy(update={"latency_bound": bound})
+    return found.model_copy(update={"spec": spec})
 
 
 def test_each_device_is_a_container_with_an_address() -> None:

@@ -30,7 +30,7 @@ from exegpt_planner.certificate import workload_sha256
 from exegpt_planner.errors import ExeGPTError, InvalidSpec
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_planner.plan import Plan
-from exegpt_planner.serving import Serving
+from exegpt_planner.serving import Serving, drain_s
 from exegpt_planner.strict import read_json
 from exegpt_planner.workload import read_workload
 from exegpt_wire import worker_pb2
@@ -114,7 +114,7 @@ class _Gateway:
                     options.port,
                     on_started=lambda _host, _port: None,
                     stop=self._stop,
-                    drain_s=options.drain,
+                    drain_s=lambda: drain_s(self._steering.plan.bound.seconds),
                 )
         finally:
             conducting.cancel()
@@ -143,7 +143,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="of the OpenAI API")
     parser.add_argument("--control", required=True, help="host:port that the operator calls")
     parser.add_argument("--token-file", type=Path, required=True, help="the deployment's token")
-    parser.add_argument("--drain", type=float, default=60.0, help="seconds for running answers")
     return parser
 
 

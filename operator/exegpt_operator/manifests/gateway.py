@@ -22,15 +22,17 @@ from exegpt_operator.manifests.pods import (
 )
 from exegpt_operator.manifests.workers import addresses
 from exegpt_planner.manifest import Deployment
+from exegpt_planner.serving import drain_s
 
 SERVING_FILE = "serving.json"
 UNROUTED_S = 5  # until no new query is sent to a pod that ends
-SLACK_S = 30  # beyond the bound, for answers longer than its percentile
+LEAST_GRACE_S, MOST_GRACE_S = 600, 86_400  # limits, not waits: a gateway ends when its answers have
 
 
-def drain_s(deployment: Deployment) -> int:
-    """How long running answers may go on when the gateway is told to end: the bound, and more."""
-    return math.ceil(2 * deployment.spec.latency_bound.seconds) + SLACK_S
+def grace_s(deployment: Deployment) -> int:
+    """Longer than any drain; in powers of two beyond ten minutes, so that another bound makes no other pod."""
+    needed = UNROUTED_S + drain_s(deployment.spec.latency_bound.seconds) + 10
+    return min(max(LEAST_GRACE_S, 1 << math.ceil(math.log2(needed))), MOST_GRACE_S)
 
 
 def gateway(deployment: Deployment, images: Images, *, replicas: int) -> Object:
@@ -43,7 +45,7 @@ def gateway(deployment: Deployment, images: Images, *, replicas: int) -> Object:
         model=deployment.spec.model,
         token_secret=names.token(name),
         containers=[_container(deployment, images)],
-        grace_s=UNROUTED_S + drain_s(deployment) + 10,
+        grace_s=grace_s(deployment),
         weights=False,
         config_map=names.serving(name),
     )
@@ -100,7 +102,6 @@ def _container(deployment: Deployment, images: Images) -> Object:
     arguments = ["-m", "exegpt_cli.pods.gateway", "--config", f"{CONFIG_PATH}/{SERVING_FILE}"]
     arguments += ["--port", str(names.HTTP_PORT), "--control", f"0.0.0.0:{names.CONTROL_PORT}"]
     arguments += ["--token-file", f"{TOKEN_PATH}/{TOKEN_KEY}"]
-    arguments += ["--drain", str(drain_s(deployment))]
     template = deployment.spec.pod_template
     found = container(
         "gateway", images.gateway, arguments, images=images, template=template, has_config=True

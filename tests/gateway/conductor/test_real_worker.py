@@ -46,7 +46,9 @@ class Process:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "exegpt_runner.worker", "--listen", self.address]
-        self._process = subprocess.Popen([*command, "--threads", "1", "--die-with-parent", str(os.getpid())])
+        self._process = subprocess.Popen(
+            [*command, "--threads", "1", "--die-with-parent", str(os.getpid())]
+        )
 
     def kill(self) -> None:
         if self._process is not None:

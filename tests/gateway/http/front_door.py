@@ -108,7 +108,7 @@ async def open_door(
             0,
             on_started=lambda host, port: started.set_result((host, port)),
             stop=stop,
-            drain_s=drain_s,
+            drain_s=lambda: drain_s,
         )
     )
     host, port = await started

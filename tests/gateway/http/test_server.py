@@ -80,4 +80,6 @@ async def test_an_address_of_another_machine_is_refused() -> None:
 
 
 async def start(host: str, port: int) -> None:
-    await serve(FastAPI(), host, port, on_started=lambda *_: None, stop=asyncio.Event(), drain_s=1)
+    await serve(
+        FastAPI(), host, port, on_started=lambda *_: None, stop=asyncio.Event(), drain_s=lambda: 1
+    )
