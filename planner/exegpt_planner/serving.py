@@ -11,12 +11,11 @@ from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.strict import StrictModel
 
-
 DRAIN_SLACK_S = 30.0
 
 
 def drain_s(bound_s: float) -> float:
-    """How long running answers may go on when a gateway is told to end: the bound, and as much again for longer ones."""
+    """How long running answers may go on when a gateway is told to end: the bound, and as much again for longer."""
     return 2 * bound_s + DRAIN_SLACK_S
 
 

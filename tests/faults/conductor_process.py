@@ -55,7 +55,7 @@ async def main(given: dict[str, Any]) -> int:
     stop = asyncio.Event()
     app = build_app(conductor, served, metrics)
     serving = asyncio.create_task(
-        serve(app, "127.0.0.1", 0, on_started=announce, stop=stop, drain_s=5)
+        serve(app, "127.0.0.1", 0, on_started=announce, stop=stop, drain_s=lambda: 5)
     )
     try:
         await conductor.run()

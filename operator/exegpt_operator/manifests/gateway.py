@@ -26,11 +26,11 @@ from exegpt_planner.serving import drain_s
 
 SERVING_FILE = "serving.json"
 UNROUTED_S = 5  # until no new query is sent to a pod that ends
-LEAST_GRACE_S, MOST_GRACE_S = 600, 86_400  # limits, not waits: a gateway ends when its answers have
+LEAST_GRACE_S, MOST_GRACE_S = 1024, 86_400  # limits, not waits: a gateway ends when its answers have
 
 
 def grace_s(deployment: Deployment) -> int:
-    """Longer than any drain; in powers of two beyond ten minutes, so that another bound makes no other pod."""
+    """Longer than any drain; in powers of two beyond the least, so that another bound makes no other pod."""
     needed = UNROUTED_S + drain_s(deployment.spec.latency_bound.seconds) + 10
     return min(max(LEAST_GRACE_S, 1 << math.ceil(math.log2(needed))), MOST_GRACE_S)
 
