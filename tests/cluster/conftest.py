@@ -13,8 +13,9 @@ import pytest
 
 from cluster import binaries, images
 from cluster.control_plane import ControlPlane
+from cluster.measured import Measured
 from cluster.node import PAUSE, Node, lacking
-from cluster.whole import BASE, DEVICE, Cluster
+from cluster.whole import BASE, DEVICE, SERVING, Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,6 +108,20 @@ def cluster(
         if node is not None:
             node.stop()
         plane.stop()
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster) -> Cluster:
+    """The charts, in a namespace that admits restricted pods only."""
+    cluster.namespace(SERVING)
+    cluster.install(SERVING)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def measured(installed: Cluster) -> Measured:
+    """Step times of this machine."""
+    return Measured.on(installed, SERVING)
 
 
 def _programs(volume: Path) -> list[Path]:

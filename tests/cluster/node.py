@@ -70,16 +70,20 @@ class Node:
 
     def kill(self, pod: Mapping[str, Any], container: str, *, paused_s: float = 0.0) -> None:
         """Kills a pod's container outright; frozen for a while first, what it was sent stays under way."""
-        (status,) = (
-            each for each in pod["status"]["containerStatuses"] if each["name"] == container
-        )
-        task = status["containerID"].removeprefix("containerd://")
         if paused_s:
-            self.ctr("tasks", "pause", task)
+            self.freeze(pod, container)
             time.sleep(paused_s)
-        self.ctr("tasks", "kill", "-s", "9", task)
+        self.ctr("tasks", "kill", "-s", "9", _task(pod, container))
         if paused_s:
-            self.ctr("tasks", "resume", task, check=False)
+            self.thaw(pod, container)
+
+    def freeze(self, pod: Mapping[str, Any], container: str) -> None:
+        """Lets nothing of a container run."""
+        self.ctr("tasks", "pause", _task(pod, container))
+
+    def thaw(self, pod: Mapping[str, Any], container: str) -> None:
+        """Lets it run again, if it is still there."""
+        self.ctr("tasks", "resume", _task(pod, container), check=False)
 
     def advertise(self, resource: str, count: int) -> None:
         """Gives the node so many devices of an extended resource, which the scheduler then counts."""
@@ -329,6 +333,12 @@ state = "{self.folder}/containerd-state"
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((m for m in mounts if m.startswith(str(self.folder))), reverse=True):
             _quietly("umount", "-l", mount)
+
+
+def _task(pod: Mapping[str, Any], container: str) -> str:
+    """What containerd calls a container of a pod."""
+    (status,) = (each for each in pod["status"]["containerStatuses"] if each["name"] == container)
+    return str(status["containerID"].removeprefix("containerd://"))
 
 
 def _run(*command: str) -> None:

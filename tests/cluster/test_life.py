@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cluster.traffic import Client, counted
-from cluster.whole import Cluster, deployment
+from cluster.whole import SERVING, Cluster, deployment
 from exegpt_operator import names, talk
 from exegpt_operator.look import token_of
 from exegpt_operator.seen import ServingSeen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
-NAMESPACE, NAME = "serving", "translate"
+NAMESPACE, NAME = SERVING, "translate"
 READY_S = 600.0  # profiling some minutes, planning, loading torch and weights on two cores
-
-
-@pytest.fixture(scope="module")
-def installed(cluster: Cluster) -> Iterator[Cluster]:
-    """The charts in a namespace that admits restricted pods only."""
-    cluster.namespace(NAMESPACE)
-    cluster.install(NAMESPACE)
-    yield cluster
-    cluster.plane.kubectl("delete", "xd", "--all", "-n", NAMESPACE, "--timeout=60s", check=False)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +24,7 @@ def client(installed: Cluster) -> Client:
     return Client.made(installed, NAMESPACE)
 
 
+@pytest.mark.usefixtures("measured")
 def test_tokens_by_waa_across_two_pods(installed: Cluster, client: Client) -> None:
     installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["WAA"]}))
     installed.wait_ready(NAMESPACE, NAME, within_s=READY_S)

@@ -93,19 +93,32 @@ print(client.completions.create(model="demo", prompt="The sun is", max_tokens={t
 @contextmanager
 def counted(source: str, target: str, port: int) -> Iterator[Count]:
     """Counts what one pod's address sends to another's port, in the bridge between them."""
+    with _in_the_bridge(source, target, port, "counter name sent") as table:
+        yield Count(table)
+
+
+@contextmanager
+def cut_off(source: str, target: str, port: int) -> Iterator[None]:
+    """Lets nothing through that one pod's address sends to another's port."""
+    with _in_the_bridge(source, target, port, "drop"):
+        yield
+
+
+@contextmanager
+def _in_the_bridge(source: str, target: str, port: int, verdict: str) -> Iterator[str]:
     table = f"exegpt_{uuid.uuid4().hex[:8]}"
     rules = f"""
 table bridge {table} {{
   counter sent {{ }}
   chain passing {{
     type filter hook forward priority 0;
-    ip saddr {source} ip daddr {target} tcp dport {port} counter name sent
+    ip saddr {source} ip daddr {target} tcp dport {port} {verdict}
   }}
 }}
 """
     subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
     try:
-        yield Count(table)
+        yield table
     finally:
         subprocess.run(["nft", "delete", "table", "bridge", table], check=True)
 

@@ -18,6 +18,7 @@ from exegpt_operator.api import Api
 
 BASE = "localhost/exegpt-tests/base:1"
 DEVICE = "test.exegpt.dev/device"
+SERVING = "serving"  # the namespace that the charts are in
 PYTHON_CLAIM, WEIGHTS_CLAIM = "python", "weights"
 PYTHON = "/opt/exegpt/bin/python3.11"
 CHARTS = Path(__file__).parents[2] / "charts"
@@ -90,8 +91,8 @@ class Cluster:
             raise AssertionError(done.stdout + done.stderr)
         return done.stdout + done.stderr
 
-    def install(self, namespace: str, *, name: str = "exegpt") -> None:
-        """Both charts, with images of this machine."""
+    def install(self, namespace: str, *, name: str = "exegpt", **values: str) -> None:
+        """Both charts, with images of this machine; `values` are the operator's, dots and all."""
         self.helm("upgrade", "--install", "exegpt-crds", str(CHARTS / "exegpt-crds"), "--wait")
         values = {
             "images.operator": BASE,
@@ -100,7 +101,7 @@ class Cluster:
             "images.pullPolicy": "Never",
             "extra.claim": PYTHON_CLAIM,
             "extra.python": PYTHON,
-        }
+        } | values
         settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         chart = str(CHARTS / "exegpt")
         self.helm(
