@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from cluster.fake_node import FakeNodes
 from cluster.fake_pods import FakeGateway
 from exegpt_operator import names
 from exegpt_operator.api import Api
+from exegpt_operator.compare import APPLIED
 
 Object = dict[str, Any]
 
@@ -55,7 +58,11 @@ class OperatorProcess:
         """Starts it."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command, env=self._environment | environment, stdout=log, stderr=log
+                self.command,
+                env=self._environment | environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     @property
@@ -69,9 +76,10 @@ class OperatorProcess:
         return self._process is None or self._process.poll() is not None
 
     def kill(self) -> None:
-        """Without a chance to clean up."""
+        """Without a chance to clean up; as with a container, all its processes go."""
         if self._process is not None:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def stop(self) -> None:
@@ -264,10 +272,13 @@ class Site:
         )
 
 
-def own_fields(child: Mapping[str, Any], namespace: str) -> Any:
-    """A child as it was asked for: without what every cluster fills in otherwise, and without its namespace."""
+def own_fields(child: Mapping[str, Any]) -> Object:
+    """A child as it was asked for: without what a cluster fills in by chance, or hashes with its namespace."""
     metadata = child["metadata"]
     kept = {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata}
+    kept["annotations"] = {k: v for k, v in kept.get("annotations", {}).items() if k != APPLIED}
     body = {key: value for key, value in child.items() if key not in ("metadata", "status")}
-    text = json.dumps({"metadata": kept, **body}, sort_keys=True)
-    return json.loads(text.replace(namespace, "NAMESPACE"))
+    if "clusterIPs" in body.get("spec", {}):
+        drawn = ("clusterIP", "clusterIPs")
+        body["spec"] = {key: value for key, value in body["spec"].items() if key not in drawn}
+    return {"metadata": kept, **body}
