@@ -20,7 +20,7 @@ from exegpt_operator.actions import (
     Steer,
 )
 from exegpt_operator.api import Api
-from exegpt_operator.look import INPUTS, RUNNER_IMAGE, WEIGHT_BYTES, WHY, Looked
+from exegpt_operator.look import INPUTS, RUNNER_IMAGE, WEIGHT_BYTES, WHY, Looked, revision_of
 from exegpt_operator.manifests.pods import TOKEN_KEY
 from exegpt_operator.planning import Answer, Question
 from exegpt_operator.status import HISTORY
@@ -100,8 +100,11 @@ class Actor:
             "data": {"plan.json": answer.plan, "workload.json": question.workload},
         }
         self._api.create(_owned(wanted, looked.resource))
-        if revision > HISTORY:
-            self._api.delete("ConfigMap", seen.namespace, names.plan(seen.name, revision - HISTORY))
+        oldest = revision - HISTORY + 1
+        for plan in self._api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan")):
+            name = plan["metadata"]["name"]
+            if revision_of(name) < oldest:
+                self._api.delete("ConfigMap", seen.namespace, name)
 
     def keep_status(self, resource: Object, status: Mapping[str, Any]) -> None:
         """Writes a status."""
