@@ -46,12 +46,7 @@ def control_plane(
         tmp_path_factory.mktemp("control-plane") / "run", programs, for_nodes=False
     )
     try:
-        for path in sorted((ROOT / "crds").glob("*.yaml")):
-            made.kubectl("apply", "--server-side", "-f", str(path))
-        for kind in ("exegptdeployments", "exegptprofiles"):
-            made.kubectl(
-                "wait", "--for=condition=Established", f"crd/{kind}.exegpt.dev", "--timeout=30s"
-            )
+        made.define(sorted((ROOT / "crds").glob("*.yaml")))
         yield made
     finally:
         made.stop()
@@ -75,6 +70,7 @@ def operator(
     """One that looks after all namespaces; a test that ends it starts it again."""
     control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": steps.HOME}})
     kubeconfig = steps.operator_kubeconfig(control_plane)
+    steps.free_lease(control_plane)
     made = OperatorProcess(
         kubeconfig, tmp_path_factory.mktemp("operator") / "log", "--cluster-wide"
     )
@@ -88,7 +84,7 @@ def site(control_plane: ControlPlane, nodes: FakeNodes) -> Iterator[Site]:
     """A namespace of the test's own; deployments in it are gone afterwards."""
     made = Site.made(control_plane, nodes, f"t-{uuid.uuid4().hex[:8]}")
     yield made
-    made.kubectl("delete", "xd", "--all", "--timeout=10s")
+    made.kubectl("delete", "xd", "--all", "--timeout=10s", check=False)
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,12 @@ class ControlPlane:
         )
         return done.stdout + done.stderr
 
+    def define(self, definitions: Sequence[Path]) -> None:
+        """Adds resource definitions, and waits until they can be used."""
+        files = [part for path in definitions for part in ("-f", str(path))]
+        self.kubectl("apply", "--server-side", *files)
+        self.kubectl("wait", "--for=condition=Established", *files, "--timeout=30s")
+
     def get(self, *arguments: str) -> dict[str, Any]:
         """An object, or a list of them."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)

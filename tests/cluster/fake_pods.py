@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ class FakeGateway(GatewayServicer):
         self.num_answers = self.num_kept = 0
         self.inputs: Counter[int] = Counter()  # lengths, since the plan in force
         self.outputs: Counter[int] = Counter()
-        self.taken: list[str] = []  # ids of the plans that it was given while it ran
+        self.taken: list[
+            tuple[str, float]
+        ] = []  # plans it was given while it ran; seconds since 1970
 
     async def Describe(  # noqa: N802 - the service's name
         self, request: gateway_pb2.DescribeRequest, context: Context
@@ -97,7 +100,7 @@ class FakeGateway(GatewayServicer):
         before, self.plan, self.plan_id = self.plan, plan, request.plan_id
         self.revision += 1
         self.inputs, self.outputs = Counter(), Counter()
-        self.taken.append(request.plan_id)
+        self.taken.append((request.plan_id, time.time()))
         return gateway_pb2.UpdateScheduleReply(
             revision=self.revision,
             plan_json=plan.model_dump_json(),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from kubernetes import config
 
 from cluster.control_plane import ControlPlane, free_port
@@ -22,6 +23,7 @@ from cluster.fake_pods import FakeGateway
 from exegpt_operator import names
 from exegpt_operator.api import Api
 from exegpt_operator.compare import APPLIED
+from exegpt_operator.main import LEASE
 
 Object = dict[str, Any]
 
@@ -47,7 +49,9 @@ class OperatorProcess:
     ) -> None:
         command = [sys.executable, "-m", module, "--namespace", namespace]
         command += ["--runner-image", RUNNER_IMAGE, *options]
-        ports = {"--health-port": free_port(), "--metrics-port": free_port()}
+        self.namespace = namespace
+        self.metrics_port = free_port()
+        ports = {"--health-port": free_port(), "--metrics-port": self.metrics_port}
         self.command = command + [str(part) for pair in ports.items() for part in pair]
         self.log = log
         self._environment = os.environ | {"KUBECONFIG": str(kubeconfig)}
@@ -89,6 +93,13 @@ class OperatorProcess:
             self._process.wait(30)
         assert "Traceback" not in self.said, self.said[-5000:]
 
+    def metrics(self) -> str:
+        """What it measures of itself; empty while it does not answer."""
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
+        except httpx.TransportError:
+            return ""
+
     @property
     def said(self) -> str:
         """Its log."""
@@ -99,6 +110,11 @@ def operator_kubeconfig(plane: ControlPlane) -> Path:
     """May do anything, by a name of its own in the audit log."""
     plane.authority.issue(OPERATOR, OPERATOR, groups=["system:masters"])
     return plane.authority.kubeconfig(OPERATOR, plane.server)
+
+
+def free_lease(plane: ControlPlane, namespace: str = HOME) -> None:
+    """Ends the wait for the Lease of an operator that is gone."""
+    plane.kubectl("delete", "lease", LEASE, "-n", namespace, "--ignore-not-found")
 
 
 def writes_of(plane: ControlPlane, user: str, first: int) -> list[str]:
@@ -247,6 +263,11 @@ class Site:
     def until_ready(self, name: str = NAME, *, within_s: float = WITHIN_S) -> None:
         """Until what was asked for last is served."""
         self.until("Ready", lambda: self.is_settled(name), name=name, within_s=within_s)
+
+    def until_another_plan(self, before: str, name: str = NAME) -> None:
+        """Until the plan in force is not `before`, and is served."""
+        self.until("another plan", lambda: self.plan_id(name) not in ("", before), name=name)
+        self.until_ready(name)
 
     def until_reason(
         self, kind: str, reason: str, name: str = NAME, *, within_s: float = WITHIN_S

@@ -18,7 +18,6 @@ from cluster.dying_operator import DIES
 from cluster.fake_node import FakeNodes
 from cluster.steps import HOME, LAW, NAME, OperatorProcess, Site, own_fields
 from exegpt_operator import names
-from exegpt_operator.main import LEASE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -41,7 +40,7 @@ class Mortal:
         """Sees to it that it runs, as a kubelet does: a container in place, whose Lease is still its own."""
         if self.process.has_ended:
             self.process.kill()
-            self.site.api.delete("Lease", HOME, LEASE)
+            steps.free_lease(self.site.plane)
             self.num_deaths += 1
             self.left -= 1
             self.process.start(**{DIES: next(self._deaths) if self.left > 0 else ""})
@@ -150,7 +149,7 @@ def test_killed_at_any_write(control_plane: ControlPlane, nodes: FakeNodes, tmp_
         expected = end_state(undisturbed)
     finally:
         calm.stop()
-    undisturbed.api.delete("Lease", HOME, LEASE)
+    steps.free_lease(control_plane)
 
     site = Site.made(control_plane, nodes, "mortal")
     process = OperatorProcess(
