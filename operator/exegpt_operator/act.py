@@ -19,7 +19,7 @@ from exegpt_operator.actions import (
     MakeToken,
     Steer,
 )
-from exegpt_operator.api import Api
+from exegpt_operator.api import Api, ApiRefused
 from exegpt_operator.look import INPUTS, RUNNER_IMAGE, WEIGHT_BYTES, WHY, Looked, revision_of
 from exegpt_operator.manifests.pods import TOKEN_KEY
 from exegpt_operator.planning import Answer, Question
@@ -107,8 +107,12 @@ class Actor:
                 self._api.delete("ConfigMap", seen.namespace, name)
 
     def keep_status(self, resource: Object, status: Mapping[str, Any]) -> None:
-        """Writes a status."""
-        self._api.apply_status(resource, status)
+        """Writes a status; a resource that has gone since it was looked at, or is another one, needs none."""
+        try:
+            self._api.apply_status(resource, status)
+        except ApiRefused as error:
+            if error.status not in (404, 409):
+                raise
 
 
 def _owned(wanted: Object, owner: Object) -> dict[str, Any]:
