@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import os
 import ssl
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -79,7 +80,7 @@ class FakeNodes:
         self._loop = asyncio.new_event_loop()
         self._has_started: Future[None] = Future()
         self._end = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self._has_started.result(30)
 
@@ -109,6 +110,10 @@ class FakeNodes:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     # The thread's own.
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
     async def _serve(self) -> None:
         connector = aiohttp.TCPConnector(ssl=self._tls)
@@ -176,18 +181,19 @@ class FakeNodes:
 
     async def _watch(self) -> None:
         """Keeps `_pods` as the API server has them."""
-        async for kind, pod in self._events():
-            uid, is_bound = pod["metadata"]["uid"], pod["spec"].get("nodeName") in self._nodes
-            if kind == "DELETED":
-                if played := self._pods.pop(uid, None):
-                    await self._silence(played)
-            elif uid in self._pods:
-                self._pods[uid].pod = pod
-            elif is_bound:
-                self._pods[uid] = _Played(pod)
-                self.made.append((*self._pods[uid].where, uid))
+        async with contextlib.aclosing(self._events()) as events:
+            async for kind, pod in events:
+                uid, is_bound = pod["metadata"]["uid"], pod["spec"].get("nodeName") in self._nodes
+                if kind == "DELETED":
+                    if played := self._pods.pop(uid, None):
+                        await self._silence(played)
+                elif uid in self._pods:
+                    self._pods[uid].pod = pod
+                elif is_bound:
+                    self._pods[uid] = _Played(pod)
+                    self.made.append((*self._pods[uid].where, uid))
 
-    async def _events(self) -> AsyncIterator[tuple[str, Object]]:
+    async def _events(self) -> AsyncGenerator[tuple[str, Object], None]:
         while True:
             listed = await self._ask("GET", "/api/v1/pods")
             known = {pod["metadata"]["uid"] for pod in listed["items"]}

@@ -98,10 +98,10 @@ def test_the_detector_gives_way_to_a_person(site: Site, operator: OperatorProces
     assert site.status()["workload"]["setBy"] == names.DETECTOR
     assert "mean=24.0" in annotated(site)[names.OBSERVED_INPUT]
 
+    before = site.plan_id()
     site.annotate(input=LAW, output=LAW)
-    site.until("a pin", lambda: site.status()["workload"].get("setBy") == "kubectl-annotate")
-    site.until("the pin's plan", lambda: site.gateway().plan_id == site.plan_id())
-    site.until_ready()
+    site.until_another_plan(before)
+    assert site.status()["workload"]["setBy"] == "kubectl-annotate"
     assert site.status()["workload"]["source"] == "Annotation"
     pinned = annotated(site)
     site.gateway().observe(1000, input_tokens=40, output_tokens=40)

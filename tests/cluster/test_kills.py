@@ -36,14 +36,19 @@ class Mortal:
     left: int = 0  # deaths until it is let live
     _deaths: Iterator[str] = field(default_factory=lambda: itertools.cycle(DEATHS))
 
+    def enter(self, num_deaths: int) -> None:
+        """Is killed where it stands, and will die so many times more."""
+        self.process.kill()
+        self.left = num_deaths
+
     def is_up(self) -> bool:
         """Sees to it that it runs, as a kubelet does: a container in place, whose Lease is still its own."""
         if self.process.has_ended:
             self.process.kill()
             steps.free_lease(self.site.plane)
+            self.process.start(**{DIES: next(self._deaths) if self.left > 0 else ""})
             self.num_deaths += 1
             self.left -= 1
-            self.process.start(**{DIES: next(self._deaths) if self.left > 0 else ""})
         return True
 
 
@@ -161,7 +166,8 @@ def test_killed_at_any_write(control_plane: ControlPlane, nodes: FakeNodes, tmp_
     def is_up(name: str) -> bool:
         nonlocal stage
         if name != stage:
-            stage, mortal.left = name, DEATHS_OF[name] + 1
+            stage = name
+            mortal.enter(DEATHS_OF[name])
         return mortal.is_up()
 
     try:

@@ -98,6 +98,28 @@ def test_suspended_and_resumed(site: Site, operator: OperatorProcess) -> None:
     assert site.status()["plan"]["revision"] == 1
 
 
+def test_deleted_and_applied_again_at_once(site: Site, operator: OperatorProcess) -> None:
+    """What the collector has not come to yet is of another deployment, of the same name."""
+    site.apply()
+    site.until_ready()
+    site.delete()
+    site.apply()
+    uid = site.get(names.DEPLOYMENT, NAME)["metadata"]["uid"]
+    site.until("owned anew", lambda: _owners(site) == {uid})
+    site.until_ready()
+    pods = site.serving()
+    site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}})
+    site.until_another_plan(site.plan_id())
+    assert site.serving() == pods
+
+
+def _owners(site: Site) -> set[str]:
+    children = [child for kind in CHILDREN for child in _deployments(site, kind)]
+    token = site.api.get("Secret", site.namespace, names.token(NAME))
+    children += [] if token is None else [token]
+    return {owner["uid"] for each in children for owner in each["metadata"]["ownerReferences"]}
+
+
 EDITS: dict[str, tuple[str, ...]] = {
     "the scale of workers": ("scale", "sts/translate-workers", "--replicas=5"),
     "none of them": ("scale", "sts/translate-workers", "--replicas=0"),

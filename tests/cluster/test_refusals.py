@@ -36,7 +36,7 @@ def test_a_claim_that_is_missing_and_then_unbound(site: Site, operator: Operator
     site.until("scheduler's words", lambda: "unbound" in site.condition("Profiled")[2])
     assert site.condition("Reconciling")[0] == "True"
     assert profile(site)["status"]["conditions"][0]["reason"] == "Unschedulable"
-    site.api.create(
+    site.plane.apply(
         {
             "apiVersion": "v1",
             "kind": "PersistentVolume",
@@ -154,7 +154,8 @@ def test_pods_that_a_quota_refuses(site: Site, operator: OperatorProcess) -> Non
 
 
 def hand_made(site: Site, name: str, resource: str) -> dict[str, Any]:
-    spec = {"model": {"uri": "hf://test/demo"}, "resourceName": resource, "workers": 2}
+    model = {"uri": "hf://test/demo", "dtype": "bfloat16"}
+    spec = {"model": model, "resourceName": resource, "workers": 2}
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.PROFILE,
