@@ -19,8 +19,16 @@ from exegpt_operator.actions import (
     MakeToken,
     Steer,
 )
-from exegpt_operator.api import Api
-from exegpt_operator.look import GENERATION, INPUTS, RUNNER_IMAGE, WEIGHT_BYTES, WHY, Looked
+from exegpt_operator.api import Api, ApiRefused
+from exegpt_operator.look import (
+    GENERATION,
+    INPUTS,
+    RUNNER_IMAGE,
+    WEIGHT_BYTES,
+    WHY,
+    Looked,
+    revision_of,
+)
 from exegpt_operator.manifests.pods import TOKEN_KEY
 from exegpt_operator.planning import Answer, Question
 from exegpt_operator.status import HISTORY
@@ -101,12 +109,19 @@ class Actor:
             "data": {"plan.json": answer.plan, "workload.json": question.workload},
         }
         self._api.create(_owned(wanted, looked.resource))
-        if revision > HISTORY:
-            self._api.delete("ConfigMap", seen.namespace, names.plan(seen.name, revision - HISTORY))
+        oldest = revision - HISTORY + 1
+        for plan in self._api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan")):
+            name = plan["metadata"]["name"]
+            if revision_of(name) < oldest:
+                self._api.delete("ConfigMap", seen.namespace, name)
 
     def keep_status(self, resource: Object, status: Mapping[str, Any]) -> None:
-        """Writes a status."""
-        self._api.apply_status(resource, status)
+        """Writes a status; a resource that has gone since it was looked at, or is another one, needs none."""
+        try:
+            self._api.apply_status(resource, status)
+        except ApiRefused as error:
+            if error.status not in (404, 409):
+                raise
 
 
 def _owned(wanted: Object, owner: Object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubernetes.client import ApiClient
+from urllib3.exceptions import HTTPError
 
 from exegpt_operator.names import (
     API_VERSION,
@@ -23,6 +24,7 @@ from exegpt_operator.names import (
 Object = dict[str, Any]
 
 TIMEOUT_S: Final = 20.0
+UNREACHED: Final = 503  # as a proxy would say it for an API server that does not answer
 _PLURALS: Final = {
     "ConfigMap": ("v1", "configmaps"),
     "Event": ("v1", "events"),
@@ -65,12 +67,19 @@ class Api:
             raise
 
     def list(
-        self, kind: str, namespace: str | None = None, labels: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        namespace: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """All of them, of a namespace or of the cluster, that have these labels."""
-        query = {}
-        if labels:
-            query["labelSelector"] = ",".join(f"{k}={v}" for k, v in labels.items())
+        """All of them, of a namespace or of the cluster, that have these labels and fields."""
+        query = {
+            what: ",".join(f"{k}={v}" for k, v in wanted.items())
+            for what, wanted in (("labelSelector", labels), ("fieldSelector", fields))
+            if wanted
+        }
         found = self._call("GET", _path(kind, namespace), query=query)
         api_version = _PLURALS[kind][0]
         items: list[Object] = found["items"]  # which do not say what they are
@@ -145,8 +154,11 @@ class Api:
             body=body,
             auth_settings=["BearerToken"],
         )
-        response = self._client.call_api(*serialised, _request_timeout=TIMEOUT_S)
-        data: bytes = response.read()  # type: ignore[no-untyped-call]  # no types in the library
+        try:
+            response = self._client.call_api(*serialised, _request_timeout=TIMEOUT_S)
+            data: bytes = response.read()  # type: ignore[no-untyped-call]  # no types in the library
+        except HTTPError as error:
+            raise ApiRefused(UNREACHED, f"The API server does not answer: {error}") from None
         if not 200 <= response.status < 300:
             raise ApiRefused(response.status, _words(data, str(response.reason)))
         found: Object = json.loads(data)

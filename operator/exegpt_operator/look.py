@@ -29,6 +29,7 @@ from exegpt_operator.reading import (
     named_objects,
     pod_of,
     profile_of,
+    refused_pods,
 )
 from exegpt_operator.seen import PlanSeen, PodSeen, ProfileSeen, Refusal, Seen, ServingSeen
 from exegpt_planner.errors import InvalidSpec
@@ -131,6 +132,7 @@ class Looker:
                 children=children,
                 worker_pods=pods["worker"],
                 gateway_pods=pods["gateway"],
+                refused=self._refused(seen, children, pods),
                 free_slots=self._free_slots(deployment, pods["worker"]),
                 serving=_reports(pods["gateway"], token, planned),
                 serving_json=_serving(deployment, plan, table, workload_json),
@@ -179,14 +181,14 @@ class Looker:
 
     def _plan(self, seen: Seen) -> tuple[PlanSeen | None, Object | None]:
         maps = self.api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan"))
-        newest = max(maps, key=lambda each: _revision(each["metadata"]["name"]), default=None)
+        newest = max(maps, key=lambda each: revision_of(each["metadata"]["name"]), default=None)
         if newest is None:
             return None, None
         metadata, text = newest["metadata"], newest["data"]["plan.json"]
         return (
             PlanSeen(
                 id=plan_id(text),
-                revision=_revision(metadata["name"]),
+                revision=revision_of(metadata["name"]),
                 inputs=metadata["annotations"][INPUTS],
                 plan=_read_plan(text),
                 runner_image=metadata["annotations"][RUNNER_IMAGE],
@@ -224,6 +226,23 @@ class Looker:
             for where, child in found.items()
             if child is not None
         }
+
+    def _refused(
+        self,
+        seen: Seen,
+        children: Mapping[str, Object],
+        pods: Mapping[str, tuple[PodSeen, ...]],
+    ) -> str:
+        """Why StatefulSets cannot make pods that they lack: their conditions do not say, their events do."""
+        for component, name in (("worker", names.workers), ("gateway", names.gateway)):
+            owner = children.get(key("StatefulSet", name(seen.name)))
+            if owner is None or len(pods[component]) >= owner["spec"].get("replicas", 1):
+                continue
+            fields = {"involvedObject.uid": owner["metadata"]["uid"], "reason": "FailedCreate"}
+            events = self.api.list("Event", seen.namespace, fields=fields)
+            if words := refused_pods(owner, events):
+                return words
+        return ""
 
     def _free_slots(self, deployment: Deployment, pods: tuple[PodSeen, ...]) -> int | None:
         held = [pod for pod in pods if pod.is_scheduled]
@@ -268,7 +287,8 @@ def _refusal(status: Object) -> Refusal | None:
     return None if found is None else Refusal(**found)
 
 
-def _revision(name: str) -> int:
+def revision_of(name: str) -> int:
+    """Of the plan in a ConfigMap of this name."""
     return int(name.rpartition("-")[2])
 
 

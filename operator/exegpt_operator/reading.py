@@ -116,6 +116,21 @@ def _container(status: Object) -> ContainerSeen:
     )
 
 
+def refused_pods(owner: Object, events: Iterable[Object]) -> str:
+    """What admission or quota said to the latest pod that a StatefulSet was to make, since we asked for it."""
+    asked_s = max(
+        (
+            seconds_of(entry.get("time", ""))
+            for entry in owner["metadata"].get("managedFields", [])
+            if entry["manager"] == names.FIELD_MANAGER
+        ),
+        default=0.0,
+    )
+    since = [each for each in events if seconds_of(each.get("lastTimestamp") or "") >= asked_s]
+    latest = max(since, key=lambda each: seconds_of(each["lastTimestamp"]), default=None)
+    return "" if latest is None else str(latest["message"])
+
+
 def profile_of(resource: Object) -> ProfileSeen:
     """A profile, as a deployment depends on it."""
     status = resource.get("status", {})

@@ -6,15 +6,18 @@ import os
 import shutil
 import signal
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import binaries, images
+from cluster import binaries, images, steps
 from cluster.control_plane import ControlPlane
+from cluster.fake_node import FakeNodes
 from cluster.measured import Measured
 from cluster.node import PAUSE, Node, lacking
+from cluster.steps import OperatorProcess, Site
 from cluster.whole import BASE, DEVICE, SERVING, Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -53,15 +56,45 @@ def control_plane(
         tmp_path_factory.mktemp("control-plane") / "run", programs, for_nodes=False
     )
     try:
-        for path in sorted((ROOT / "crds").glob("*.yaml")):
-            made.kubectl("apply", "--server-side", "-f", str(path))
-        for kind in ("exegptdeployments", "exegptprofiles"):
-            made.kubectl(
-                "wait", "--for=condition=Established", f"crd/{kind}.exegpt.dev", "--timeout=30s"
-            )
+        made.define(sorted((ROOT / "crds").glob("*.yaml")))
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def nodes(control_plane: ControlPlane) -> Iterator[FakeNodes]:
+    """One node without a machine, with all the devices that tests want."""
+    made = FakeNodes(control_plane)
+    try:
+        made.add("fake-0", {steps.DEVICE: 1000})
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def operator(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """One that looks after all namespaces; a test that ends it starts it again."""
+    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": steps.HOME}})
+    kubeconfig = steps.operator_kubeconfig(control_plane)
+    steps.free_lease(control_plane)
+    made = OperatorProcess(
+        kubeconfig, tmp_path_factory.mktemp("operator") / "log", "--cluster-wide"
+    )
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def site(control_plane: ControlPlane, nodes: FakeNodes) -> Iterator[Site]:
+    """A namespace of the test's own; deployments in it are gone afterwards."""
+    made = Site.made(control_plane, nodes, f"t-{uuid.uuid4().hex[:8]}")
+    yield made
+    made.kubectl("delete", "xd", "--all", "--timeout=10s", check=False)
 
 
 @pytest.fixture(scope="session")

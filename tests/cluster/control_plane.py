@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from cluster.processes import Processes
 
 SERVICE_CIDR, SERVICE_IP, DNS_IP = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
 NODE_IP = "10.200.0.1"  # on `lo`: where pods and kubelets reach the API server
-PORT = 6443
-ETCD, ETCD_PEERS = "http://127.0.0.1:12379", "http://127.0.0.1:12380"
 
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
@@ -30,14 +29,24 @@ AUDIT = {
 }
 
 
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
 @dataclass(slots=True)
 class ControlPlane:
-    """A running one."""
+    """A running one; several run side by side, each on ports of its own."""
 
     folder: Path
     binaries: Path
     processes: Processes
     authority: Authority
+    port: int = field(default_factory=free_port)
+    etcd: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+    etcd_peers: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
 
     @classmethod
     def started(cls, folder: Path, binaries: Path, *, for_nodes: bool) -> ControlPlane:
@@ -47,6 +56,11 @@ class ControlPlane:
         made._issue()
         made._start(for_nodes=for_nodes)
         return made
+
+    @property
+    def server(self) -> str:
+        """Where this machine's own processes reach the API server."""
+        return f"https://127.0.0.1:{self.port}"
 
     @property
     def kubeconfig(self) -> Path:
@@ -75,6 +89,12 @@ class ControlPlane:
         )
         return done.stdout + done.stderr
 
+    def define(self, definitions: Sequence[Path]) -> None:
+        """Adds resource definitions, and waits until they can be used."""
+        files = [part for path in definitions for part in ("-f", str(path))]
+        self.kubectl("apply", "--server-side", *files)
+        self.kubectl("wait", "--for=condition=Established", *files, "--timeout=30s")
+
     def get(self, *arguments: str) -> dict[str, Any]:
         """An object, or a list of them."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
@@ -90,7 +110,7 @@ class ControlPlane:
         self.processes.stop_all()
 
     def _issue(self) -> None:
-        issue, local = self.authority.issue, f"https://127.0.0.1:{PORT}"
+        issue = self.authority.issue
         names = ["127.0.0.1", NODE_IP, SERVICE_IP, "localhost"]
         names += ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         issue("apiserver", "kube-apiserver", names=names)
@@ -103,7 +123,7 @@ class ControlPlane:
             ("proxy", "system:kube-proxy", []),
         ):
             issue(file, user, groups=groups)
-            self.authority.kubeconfig(file, local)
+            self.authority.kubeconfig(file, self.server)
 
     def _start(self, *, for_nodes: bool) -> None:
         start, pki = self.processes.start, self.authority.folder
@@ -142,11 +162,11 @@ class ControlPlane:
     def _etcd(self) -> Sequence[str]:
         return [
             f"--data-dir={self.folder / 'etcd'}",
-            f"--listen-client-urls={ETCD}",
-            f"--advertise-client-urls={ETCD}",
-            f"--listen-peer-urls={ETCD_PEERS}",
-            f"--initial-advertise-peer-urls={ETCD_PEERS}",
-            f"--initial-cluster=default={ETCD_PEERS}",
+            f"--listen-client-urls={self.etcd}",
+            f"--advertise-client-urls={self.etcd}",
+            f"--listen-peer-urls={self.etcd_peers}",
+            f"--initial-advertise-peer-urls={self.etcd_peers}",
+            f"--initial-cluster=default={self.etcd_peers}",
             "--unsafe-no-fsync",
         ]
 
@@ -155,10 +175,10 @@ class ControlPlane:
         advertise = NODE_IP if for_nodes else "127.0.0.1"
         issuer = "https://kubernetes.default.svc.cluster.local"
         return [
-            f"--etcd-servers={ETCD}",
+            f"--etcd-servers={self.etcd}",
             f"--bind-address={'0.0.0.0' if for_nodes else '127.0.0.1'}",
             f"--advertise-address={advertise}",
-            f"--secure-port={PORT}",
+            f"--secure-port={self.port}",
             # A loopback address may not be an endpoint.
             *([] if for_nodes else ["--endpoint-reconciler-type=none"]),
             f"--tls-cert-file={pki / 'apiserver.crt'}",

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from cluster.control_plane import DNS_IP, NODE_IP, PORT, ControlPlane
+from cluster.control_plane import DNS_IP, NODE_IP, ControlPlane
 from cluster.processes import Processes
 
 NAME = "node1"
@@ -195,7 +195,7 @@ state = "{self.folder}/containerd-state"
     def _kubelet(self) -> None:
         pki, issue = self.plane.authority.folder, self.plane.authority.issue
         issue(NAME, f"system:node:{NAME}", groups=["system:nodes"], names=[NAME, NODE_IP])
-        kubeconfig = self.plane.authority.kubeconfig(NAME, f"https://127.0.0.1:{PORT}")
+        kubeconfig = self.plane.authority.kubeconfig(NAME, self.plane.server)
         (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
         config: dict[str, Any] = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",

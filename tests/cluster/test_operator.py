@@ -1,98 +1,252 @@
-"""The operator on a real API server, with controllers and without nodes: it watches, says why, and rests."""
+"""The operator as a process on a real API server, with fake nodes and pods: lives, rests, edits by hand, ends."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster import steps
 from cluster.control_plane import ControlPlane
-from cluster.whole import deployment
+from cluster.fake_node import FakeNodes
+from cluster.fake_pods import IMAGE_PULL
+from cluster.steps import HOME, LAW, NAME, OPERATOR, OperatorProcess, Site, own_fields, writes_of
+from exegpt_operator import names
+from exegpt_operator.main import LEASE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-NAMESPACE = "watched"
-CLAIM = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolumeClaim",
-    "metadata": {"name": "weights", "namespace": NAMESPACE},
-    "spec": {
-        "accessModes": ["ReadOnlyMany"],
-        "storageClassName": "",
-        "resources": {"requests": {"storage": "1Gi"}},
-    },
+LONGEST = "a" * 40  # that the definition allows
+OURS = {names.NAME_LABEL: "exegpt"}
+CHILDREN = ("StatefulSet", "Service", "ConfigMap")
+
+
+def test_a_life(site: Site, operator: OperatorProcess) -> None:
+    site.apply()
+    site.until_ready()
+    first, pods = site.plan_id(), site.serving()
+    assert len(pods) == 3
+    site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}})
+    site.until_another_plan(first)
+    assert site.gateway().plan_id == site.plan_id()
+    site.annotate(input="mean=20,std=6,max=48", output="mean=30,std=8,max=64")
+    second = site.plan_id()
+    site.until_another_plan(second)
+    assert site.status()["workload"]["source"] == "Annotation"
+    assert site.gateway().plan_id == site.plan_id()
+    assert site.serving() == pods
+    assert "finalizers" not in site.get(names.DEPLOYMENT, NAME)["metadata"]
+    site.delete()
+    site.until("no child", lambda: not _children(site))
+
+
+def test_at_rest_nothing_is_written(site: Site, operator: OperatorProcess) -> None:
+    site.apply()
+    site.until_ready()
+    before = len(site.plane.writes())
+    with pytest.raises(AssertionError, match="not a write"):
+        site.until("a write", lambda: bool(writes_of(site.plane, OPERATOR, before)), within_s=45)
+
+
+def test_the_longest_name_and_two_replicas(site: Site, operator: OperatorProcess) -> None:
+    site.apply(LONGEST, replicas=2, model={"uri": "hf://test/" + "M_" * 60})
+    site.until_ready(LONGEST)
+    assert len(site.serving(LONGEST)) == 6
+    assert site.gateway(LONGEST, replica=1).plan_id == site.plan_id(LONGEST)
+    assert site.status(LONGEST)["readyReplicas"] == 2
+
+
+def test_plans_wait_for_a_person_where_one_wants_that(
+    site: Site, operator: OperatorProcess
+) -> None:
+    dry, review = ({"strategies": ["RRA"], "planPolicy": policy} for policy in ("DryRun", "Review"))
+    site.apply(scheduling=dry)
+    assert "Auto or Review" in site.until_reason("Ready", "DryRun")
+    assert site.plan_id()
+    site.apply(scheduling=review)
+    assert site.plan_id() in site.until_reason("Ready", "AwaitingApproval")
+    assert site.serving() == {}
+    approve(site)
+    site.until_ready()
+    first = site.plan_id()
+    site.apply(scheduling=review, workload={"input": LAW, "output": LAW | {"mean": 30}})
+    site.until("another plan", lambda: site.plan_id() not in ("", first))
+    assert site.plan_id() in site.until_reason("Scheduled", "AwaitingApproval")
+    assert site.gateway().plan_id == first  # approved, and in force until another one is
+    assert site.status()["plan"]["isApproved"] is False
+    approve(site)
+    site.until("steered", lambda: site.gateway().plan_id == site.plan_id())
+    site.until_ready()
+
+
+def approve(site: Site) -> None:
+    site.kubectl("annotate", f"xd/{NAME}", "--overwrite", f"{names.APPROVED_PLAN}={site.plan_id()}")
+
+
+def test_suspended_and_resumed(site: Site, operator: OperatorProcess) -> None:
+    site.apply()
+    site.until_ready()
+    plan = site.plan_id()
+    site.patch(f"xd/{NAME}", suspend=True)
+    site.until_reason("Ready", "Suspended")
+    site.until("nothing held", lambda: not site.serving())
+    site.patch(f"xd/{NAME}", suspend=False)
+    site.until_ready()
+    assert site.plan_id() == plan
+    assert site.status()["plan"]["revision"] == 1
+
+
+def test_deleted_and_applied_again_at_once(site: Site, operator: OperatorProcess) -> None:
+    """What the collector has not come to yet is of another deployment, of the same name."""
+    site.apply()
+    site.until_ready()
+    site.delete()
+    site.apply()
+    uid = site.get(names.DEPLOYMENT, NAME)["metadata"]["uid"]
+    site.until("owned anew", lambda: _owners(site) == {uid})
+    site.until_ready()
+    pods = site.serving()
+    site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}})
+    site.until_another_plan(site.plan_id())
+    assert site.serving() == pods
+
+
+def _owners(site: Site) -> set[str]:
+    children = [child for kind in CHILDREN for child in _deployments(site, kind)]
+    token = site.api.get("Secret", site.namespace, names.token(NAME))
+    children += [] if token is None else [token]
+    return {owner["uid"] for each in children for owner in each["metadata"]["ownerReferences"]}
+
+
+EDITS: dict[str, tuple[str, ...]] = {
+    "the scale of workers": ("scale", "sts/translate-workers", "--replicas=5"),
+    "none of them": ("scale", "sts/translate-workers", "--replicas=0"),
+    "their image": ("set", "image", "sts/translate-workers", "worker-0=other:1"),
+    "the gateway's environment": ("set", "env", "sts/translate-gateway", "HOME=/root"),
+    "a label": ("label", "service/translate", f"{names.MANAGED_BY_LABEL}=me", "--overwrite"),
+    "a service": ("delete", "service", "translate"),
+    "what gateways start from": ("delete", "configmap", "translate-serving"),
+    "a whole set": ("delete", "sts", "translate-gateway"),
 }
 
 
-@pytest.fixture
-def operator(control_plane: ControlPlane, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One in a process, as the administrator."""
-    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    command = [sys.executable, "-m", "exegpt_operator.main", "--namespace", NAMESPACE]
-    command += ["--cluster-wide", "--runner-image", "localhost/none:1"]
-    command += ["--health-port", "18080", "--metrics-port", "19090"]
-    environment = os.environ | {"KUBECONFIG": str(control_plane.kubeconfig)}
-    with (tmp_path / "operator.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-    assert "Traceback" not in (tmp_path / "operator.log").read_text()
+@pytest.fixture(scope="module")
+def served(
+    control_plane: ControlPlane, nodes: FakeNodes, operator: OperatorProcess
+) -> Iterator[Site]:
+    """One that is Ready before each edit of its children."""
+    made = Site.made(control_plane, nodes, "edited")
+    made.apply()
+    yield made
+    made.delete()
 
 
-def until(holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end_s, "not in time"
-        time.sleep(0.2)
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_by_hand_is_taken_back(served: Site, edit: str) -> None:
+    served.until_ready()
+    before, pods = _children(served), served.serving()
+    served.kubectl(*EDITS[edit])
+    served.until("as before", lambda: _children(served) == before)
+    served.until_ready()
+    if edit == "their image":
+        assert served.serving() == pods  # taken back before a pod was made by it
 
 
-def conditions(plane: ControlPlane, kind: str, name: str) -> dict[str, tuple[str, str, str]]:
-    found: dict[str, Any] = plane.get(kind, name, "-n", NAMESPACE).get("status", {})
-    return {
-        each["type"]: (each["status"], each["reason"], each["message"])
-        for each in found.get("conditions", [])
-    }
+def _children(site: Site) -> dict[str, Any]:
+    found = [own_fields(child) for kind in CHILDREN for child in _deployments(site, kind)]
+    return {f"{child['kind']}/{child['metadata']['name']}": child for child in found}
 
 
-def test_it_says_what_the_scheduler_says_rests_and_is_not_missed(
-    control_plane: ControlPlane, operator: subprocess.Popen[bytes]
+def _deployments(site: Site, kind: str) -> list[dict[str, Any]]:
+    return site.api.list(kind, site.namespace, OURS | {names.INSTANCE_LABEL: NAME})
+
+
+def test_a_second_operator_waits_and_takes_over(
+    site: Site, operator: OperatorProcess, tmp_path: Path
 ) -> None:
-    plane = control_plane
-    plane.apply(deployment(NAMESPACE))
-    until(lambda: conditions(plane, "xd", "translate").get("Ready", ("",) * 3)[1] == "MissingClaim")
-    plane.apply(CLAIM)
-    plane.kubectl("annotate", "xd/translate", "-n", NAMESPACE, "looked=again")
-    until(
-        lambda: "no nodes available" in conditions(plane, "xd", "translate")["Profiled"][2],
-        within_s=60,
-    )
-    assert conditions(plane, "xd", "translate")["Reconciling"][0] == "True"
-    (profile,) = plane.get("xp", "-n", NAMESPACE)["items"]
-    name = profile["metadata"]["name"]
-    assert conditions(plane, "xp", name)["Ready"][:2] == ("Unknown", "Unschedulable")
-    assert plane.get("job", name, "-n", NAMESPACE)["metadata"]["ownerReferences"]
-    assert "finalizers" not in plane.get("xd", "translate", "-n", NAMESPACE)["metadata"]
-    before = len(plane.writes())
-    with pytest.raises(AssertionError, match="not in time"):
-        until(lambda: bool(ours(plane, before)), within_s=60)
-    operator.terminate()
-    operator.wait(30)
-    plane.kubectl("delete", "xd", "translate", "-n", NAMESPACE, "--timeout=10s")
+    plane = site.plane
+    plane.authority.issue("second", "second", groups=["system:masters"])
+    kubeconfig = plane.authority.kubeconfig("second", plane.server)
+    second = OperatorProcess(kubeconfig, tmp_path / "second.log", "--cluster-wide")
+    second.start()
+    try:
+        steps.until("up", lambda: bool(second.metrics()))
+        before = len(plane.writes())
+        site.apply()
+        site.until_ready()
+        assert writes_of(plane, "second", before) == []
+        pods, first = site.serving(), site.plan_id()
+        holder = _holder(site)
+        operator.kill()
+        site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}})
+        site.until("taken over", lambda: _holder(site) != holder, within_s=30)
+        site.until_another_plan(first)
+        assert site.serving() == pods
+        assert writes_of(plane, "second", before)
+    finally:
+        second.stop()
+        steps.free_lease(plane)
+        operator.start()
 
 
-def ours(plane: ControlPlane, first: int) -> list[str]:
-    """Writes of the administrator, who the operator is here, but for its Lease."""
-    return [
-        f"{each['verb']} {each['objectRef']['resource']}"
-        for each in plane.writes(first)
-        if each["user"]["username"] == "admin" and each["objectRef"]["resource"] != "leases"
-    ]
+def _holder(site: Site) -> str:
+    lease = site.api.get("Lease", HOME, LEASE)
+    return "" if lease is None else str(lease["spec"]["holderIdentity"])
+
+
+def test_a_namespace_that_ends(
+    control_plane: ControlPlane, nodes: FakeNodes, operator: OperatorProcess
+) -> None:
+    site = Site.made(control_plane, nodes, "ending")
+    site.apply()
+    site.until_ready()
+    before = len(control_plane.writes())
+    control_plane.kubectl("delete", "namespace", "ending", "--wait=false")
+    site.until("gone", lambda: site.api.get("Namespace", None, "ending") is None)
+    assert len(writes_of(control_plane, OPERATOR, before)) < 10  # those under way then
+    before = len(control_plane.writes())
+    with pytest.raises(AssertionError, match="not a write"):
+        steps.until(
+            "a write", lambda: bool(writes_of(control_plane, OPERATOR, before)), within_s=10
+        )
+
+
+def test_deleted_in_every_stage_with_the_operator_down(
+    site: Site, control_plane: ControlPlane, nodes: FakeNodes, operator: OperatorProcess
+) -> None:
+    profiling = Site.made(control_plane, nodes, "profiling")
+    nodes.ailments["profiling", "profile"] = IMAGE_PULL
+    profiling.apply()
+    site.apply("serving")
+    site.apply("suspended", suspend=True)
+    site.apply("dry", scheduling={"strategies": ["RRA"], "planPolicy": "DryRun"})
+    site.until_ready("serving")
+    site.until_reason("Ready", "Suspended", "suspended")
+    site.until_reason("Ready", "DryRun", "dry")
+    profiling.until("being profiled", lambda: "resolve" in profiling.condition("Profiled")[2])
+    operator.kill()
+    try:
+        site.apply("unseen")
+        for name in ("serving", "suspended", "dry", "unseen"):
+            site.delete(name)
+        profiling.delete()
+        site.until(
+            "no pod",
+            lambda: not site.pods("worker", "serving") and not site.pods("gateway", "serving"),
+        )
+        site.until(
+            "no child",
+            lambda: (
+                not any(
+                    child["metadata"].get("ownerReferences", [{}])[0].get("kind")
+                    == names.DEPLOYMENT
+                    for kind in CHILDREN
+                    for child in site.api.list(kind, site.namespace, OURS)
+                )
+            ),
+        )
+    finally:
+        steps.free_lease(control_plane)
+        operator.start()

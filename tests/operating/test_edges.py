@@ -6,11 +6,19 @@ import asyncio
 from typing import Any
 
 import pytest
+from kubernetes import client
 
+from exegpt_operator.api import UNREACHED, Api, ApiRefused
 from exegpt_operator.compare import is_as_wanted, quantity, stamped
 from exegpt_operator.lease import LEASE_S, next_lease
 from exegpt_operator.names import PROFILE_NAME_MAX, profile
-from exegpt_operator.reading import deployment_of, free_slots, managers_of, pod_of
+from exegpt_operator.reading import (
+    deployment_of,
+    free_slots,
+    managers_of,
+    pod_of,
+    refused_pods,
+)
 from exegpt_operator.reasons import Reason, reason_of
 from exegpt_operator.roles import role_of
 from exegpt_operator.times import rfc3339, seconds_of
@@ -215,3 +223,24 @@ async def test_an_error_backs_off_that_key_alone(caplog: pytest.LogCaptureFixtur
         await asyncio.sleep(0)
     assert looks.count("bad") == 2
     assert "cannot look at bad" in caplog.text
+
+
+def test_refused_pods_are_those_since_we_asked() -> None:
+    def event(seconds: float, message: str) -> dict[str, str]:
+        return {"lastTimestamp": rfc3339(seconds), "message": message}
+
+    fields = [{"manager": "exegpt-operator", "time": rfc3339(1000)}]
+    fields.append({"manager": "kube-controller-manager", "time": rfc3339(2000)})
+    owner = {"metadata": {"managedFields": fields}}
+    old, new = event(999, "of the time before"), event(1001, "exceeded quota")
+    assert refused_pods(owner, []) == ""
+    assert refused_pods(owner, [old]) == ""
+    assert refused_pods(owner, [new, old, event(1000, "first")]) == "exceeded quota"
+
+
+def test_an_api_server_that_does_not_answer_is_a_refusal() -> None:
+    configuration = client.Configuration(host="http://127.0.0.1:9")  # nobody listens there
+    configuration.retries = False
+    with pytest.raises(ApiRefused, match="does not answer") as refused:
+        Api(client.ApiClient(configuration)).get("Pod", "n", "p")
+    assert refused.value.status == UNREACHED

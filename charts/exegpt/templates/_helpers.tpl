@@ -49,5 +49,5 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   verbs: [get]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- end }}

@@ -26,7 +26,10 @@ from exegpt_planner.serving import drain_s
 
 SERVING_FILE = "serving.json"
 UNROUTED_S = 5  # until no new query is sent to a pod that ends
-LEAST_GRACE_S, MOST_GRACE_S = 1024, 86_400  # limits, not waits: a gateway ends when its answers have
+LEAST_GRACE_S, MOST_GRACE_S = (
+    1024,
+    86_400,
+)  # limits, not waits: a gateway ends when its answers have
 
 
 def grace_s(deployment: Deployment) -> int:

@@ -1,0 +1,182 @@
+"""Killed at any of its writes and started again, over and over, the operator gets to where it would have got anyway."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import steps
+from cluster.control_plane import ControlPlane
+from cluster.dying_operator import DIES
+from cluster.fake_node import FakeNodes
+from cluster.steps import HOME, LAW, NAME, OperatorProcess, Site, own_fields
+from exegpt_operator import names
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+TIMES = ("lastTransitionTime", "time", "lastAttemptTime")
+DEATHS = ("after:1", "before:2", "after:1", "before:1", "after:2")
+FEWEST_DEATHS = 20
+
+
+@dataclass(slots=True)
+class Mortal:
+    """An operator that is started again whenever it has died."""
+
+    site: Site
+    process: OperatorProcess
+    num_deaths: int = 0
+    left: int = 0  # deaths until it is let live
+    _deaths: Iterator[str] = field(default_factory=lambda: itertools.cycle(DEATHS))
+
+    def enter(self, num_deaths: int) -> None:
+        """Is killed where it stands, and will die so many times more."""
+        self.process.kill()
+        self.left = num_deaths
+
+    def is_up(self) -> bool:
+        """Sees to it that it runs, as a kubelet does: a container in place, whose Lease is still its own."""
+        if self.process.has_ended:
+            self.process.kill()
+            steps.free_lease(self.site.plane)
+            self.process.start(**{DIES: next(self._deaths) if self.left > 0 else ""})
+            self.num_deaths += 1
+            self.left -= 1
+        return True
+
+
+Stage = tuple[str, Callable[[Site], None], Callable[[Site], bool]]
+
+
+def num_plans(site: Site) -> int:
+    return int(site.status().get("plan", {}).get("revision", 0))
+
+
+def serves(num: int) -> Callable[[Site], bool]:
+    """Whether the `num`th plan is what the gateway works by, and all is well."""
+    return lambda site: (
+        num_plans(site) == num and site.is_settled() and site.gateway().plan_id == site.plan_id()
+    )
+
+
+def is_suspended(site: Site) -> bool:
+    return site.condition("Ready")[1] == "Suspended" and not site.serving()
+
+
+LIFE: tuple[Stage, ...] = (
+    ("applied", lambda site: site.apply(), serves(1)),
+    (
+        "changed",
+        lambda site: site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}}),
+        serves(2),
+    ),
+    (
+        "drifted",
+        lambda site: site.annotate(input="mean=20,std=6,max=48", output="mean=32,std=8,max=64"),
+        serves(3),
+    ),
+    ("suspended", lambda site: site.patch(f"xd/{NAME}", suspend=True), is_suspended),
+    ("resumed", lambda site: site.patch(f"xd/{NAME}", suspend=False), serves(3)),
+)
+DEATHS_OF = {"applied": 9, "changed": 6, "drifted": 5, "suspended": 4, "resumed": 5}
+
+
+def live(site: Site, is_up: Callable[[str], bool]) -> list[str]:
+    """Leads the life; the pods of ours that were ever made, in the order of their stages."""
+    made: list[str] = []
+    for stage in LIFE:
+        name, act, _ = stage
+        act(site)
+        site.until(name, partial(_is_over, site, stage, is_up))
+        pods = {(pod, uid) for where, pod, uid in site.nodes.made if where == site.namespace}
+        made.append(f"{name}: {sorted(pod.rpartition('-')[0] for pod, _ in pods)}")
+    return made
+
+
+def _is_over(site: Site, stage: Stage, is_up: Callable[[str], bool]) -> bool:
+    name, _, is_done = stage
+    return is_up(name) and is_done(site)
+
+
+def differences(one: Any, other: Any) -> Any:
+    """Where two JSON values differ, and how."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = sorted({*one, *other})
+        return {
+            key: differences(one.get(key), other.get(key))
+            for key in keys
+            if one.get(key) != other.get(key)
+        }
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [differences(a, b) for a, b in zip(one, other, strict=True) if a != b]
+    return [one, other]
+
+
+def end_state(site: Site) -> dict[str, Any]:
+    """All that is there, but for times and what each cluster draws by chance."""
+    found: dict[str, Any] = {"status": _timeless(site.status())}
+    for kind in ("StatefulSet", "Service", "ConfigMap", "Secret", "Job", names.PROFILE):
+        for child in _ours(site, kind):
+            what = own_fields(child)
+            is_drawn = kind in ("Secret", "Job")  # a token, and labels by the Job's uid
+            found[f"{kind}/{what['metadata']['name']}"] = what["metadata"] if is_drawn else what
+    text = json.dumps(found, sort_keys=True)
+    return dict(json.loads(text.replace(site.namespace, "NAMESPACE")))
+
+
+def _ours(site: Site, kind: str) -> list[dict[str, Any]]:
+    if kind == "Secret":
+        return [site.get("Secret", names.token(NAME))]
+    return site.api.list(kind, site.namespace, {names.NAME_LABEL: "exegpt"})
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _timeless(each) for key, each in value.items() if key not in TIMES}
+    return [_timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def test_killed_at_any_write(control_plane: ControlPlane, nodes: FakeNodes, tmp_path: Path) -> None:
+    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME}})
+    kubeconfig = steps.operator_kubeconfig(control_plane)
+    calm = OperatorProcess(kubeconfig, tmp_path / "calm.log", "--cluster-wide")
+    undisturbed = Site.made(control_plane, nodes, "calm")
+    calm.start()
+    try:
+        pods = live(undisturbed, lambda _: True)
+        expected = end_state(undisturbed)
+    finally:
+        calm.stop()
+    steps.free_lease(control_plane)
+
+    site = Site.made(control_plane, nodes, "mortal")
+    process = OperatorProcess(
+        kubeconfig, tmp_path / "log", "--cluster-wide", module="cluster.dying_operator"
+    )
+    mortal = Mortal(site, process, num_deaths=-1)  # its first start is none
+    stage = ""
+
+    def is_up(name: str) -> bool:
+        nonlocal stage
+        if name != stage:
+            stage = name
+            mortal.enter(DEATHS_OF[name])
+        return mortal.is_up()
+
+    try:
+        assert live(site, is_up) == pods  # none was made anew
+        steps.until(
+            "the same",
+            lambda: mortal.is_up() and end_state(site) == expected,
+            tell=lambda: json.dumps(differences(expected, end_state(site)), indent=1),
+        )
+    finally:
+        process.kill()
+    assert mortal.num_deaths >= FEWEST_DEATHS
