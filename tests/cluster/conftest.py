@@ -17,6 +17,7 @@ from cluster.control_plane import ControlPlane
 from cluster.fake_node import FakeNodes
 from cluster.measured import Measured
 from cluster.node import PAUSE, Node, lacking
+from cluster.required import lacks
 from cluster.steps import OperatorProcess, Site
 from cluster.whole import BASE, DEVICE, SERVING, Cluster
 
@@ -31,19 +32,12 @@ def orderly_end() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def _lacking(what: str) -> None:
-    """Skips, or fails where a skipped tier must not pass for a tested one."""
-    if os.environ.get("EXEGPT_CLUSTER_REQUIRED"):
-        pytest.fail(f"the cluster tier is required here, and {what}", pytrace=False)
-    pytest.skip(what)
-
-
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """etcd, API server, controllers, scheduler, kubectl and helm, built from source if they are not here yet."""
     missing = [name for name in binaries.CONTROL_PLANE if not (binaries.folder() / name).exists()]
     if missing and shutil.which("go") is None:
-        _lacking(f"there is no Go to build {', '.join(missing)} with")
+        lacks(f"there is no Go to build {', '.join(missing)} with")
     return binaries.build(binaries.CONTROL_PLANE)
 
 
@@ -125,9 +119,9 @@ def cluster(
 ) -> Iterator[Cluster]:
     """A control plane and a node, our definitions, and the volumes that pods of ours need."""
     if os.geteuid() != 0:
-        _lacking("a node needs root")
+        lacks("a node needs root")
     if reason := lacking():
-        _lacking(reason)
+        lacks(reason)
     programs = binaries.build(binaries.CONTROL_PLANE | binaries.NODE)
     folder = tmp_path_factory.mktemp("cluster")
     archives = [images.pause(folder, PAUSE), images.libraries(folder, BASE, of=_programs(volume))]
