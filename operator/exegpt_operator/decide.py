@@ -116,7 +116,9 @@ class _Deciding:
             return self._stalled(false("Profiled", reason, profile.message))
         if profile.ready != "True":
             words = profile.message or f"Profile {profile.name} is being measured."
-            return self._waiting(unknown("Profiled", Reason.PROFILING, words))
+            reason = reason_of(profile.reason)  # of its pod, where that has trouble
+            why = reason if reason in ACTIONABLE else Reason.PROFILING
+            return self._waiting(unknown("Profiled", why, words))
         self._say(true("Profiled", Reason.PROFILED, f"By {profile.name}, on {profile.device}."))
         return True
 
@@ -214,9 +216,17 @@ class _Deciding:
             return Reason.INSUFFICIENT_GPUS, words
         is_held = any(pod.is_scheduled for pod in seen.worker_pods)
         if self.attempt and not is_held and seen.now_s - seconds_of(self.attempt) < RETRY_S:
-            words = f"The last attempt was at {self.attempt}; the next is a minute later."
-            return Reason.INSUFFICIENT_GPUS, words
+            return self._said_last()
         return None
+
+    def _said_last(self) -> Cause:
+        """Why the last attempt was in vain; the next is a minute after it."""
+        for each in self.seen.status.get("conditions", []):
+            if each["type"] == "WorkersReady" and each["reason"] == Reason.UNSCHEDULABLE:
+                return Reason.UNSCHEDULABLE, each["message"]
+            if each["type"] == "WorkersReady" and each["reason"] == Reason.INSUFFICIENT_GPUS:
+                return Reason.INSUFFICIENT_GPUS, each["message"]
+        return Reason.INSUFFICIENT_GPUS, f"The last attempt was at {self.attempt}."
 
     def _endpoint(self) -> bool:
         seen, deployment, plan = self.seen, self._deployment, self._plan

@@ -57,8 +57,11 @@ class Probes:
             for other, tried in self._tried.items()
             if (other[0], other[2]) != (pair[0], pair[2])
         }
-        is_refused = before is not None and before.is_refused
-        self._tried[pair] = _Tried("under way", is_refused=is_refused)
+        self._tried[pair] = _Tried(
+            "under way",
+            is_refused=before is not None and before.is_refused,
+            problem="" if before is None else before.problem,  # until it is known to be over
+        )
         self._under_way[transfer] = pair
 
     def ended(self, handed: worker_pb2.Handed) -> bool:
@@ -75,13 +78,14 @@ class Probes:
                 f"no KV gets from worker {pair[0]} to worker {pair[2]}: {handed.problem}"
             )
         state: State = "failed" if handed.reason else "passed"
-        self._tried[pair] = _Tried(state, is_refused=is_refused, problem=handed.problem)
+        problem = handed.problem if handed.reason else ""
+        self._tried[pair] = _Tried(state, is_refused=is_refused, problem=problem)
         return True
 
     @property
     def problem(self) -> str:
-        """Why KV does not get from one of the encoders to one of the decoders, if it was tried in vain."""
-        return next((each.problem for each in self._tried.values() if each.state == "failed"), "")
+        """Why KV does not get from one of the encoders to one of the decoders, if the latest try was in vain."""
+        return next((each.problem for each in self._tried.values() if each.problem), "")
 
 
 def _pair(encoder: Lane, decoder: Lane) -> Pair:

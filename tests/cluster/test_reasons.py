@@ -10,7 +10,7 @@ import pytest
 
 from cluster.measured import Measured
 from cluster.traffic import cut_off
-from cluster.whole import DEVICE, Cluster, deployment
+from cluster.whole import DEVICE, SERVING, Cluster, deployment
 from exegpt_operator import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
@@ -68,20 +68,20 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
 
 
 @contextmanager
-def deployed(cluster: Cluster, measured: Measured, name: str, **spec: Any) -> Iterator[str]:
+def deployed(where: Cluster, measured: Measured, name: str, **spec: Any) -> Iterator[str]:
     """A deployment that need not measure, gone afterwards with all its pods."""
     wanted = deployment(NAMESPACE, name, **spec)
-    measured.put_on_file(cluster, wanted)
-    cluster.plane.apply(wanted)
+    measured.put_on_file(where, wanted)
+    where.plane.apply(wanted)
     try:
         yield name
     finally:
-        cluster.plane.kubectl("delete", f"xd/{name}", "-n", NAMESPACE, "--timeout=30s")
-        cluster.wait_for(
+        where.plane.kubectl("delete", f"xd/{name}", "-n", NAMESPACE, "--timeout=30s")
+        where.wait_for(
             "gone",
-            lambda: not cluster.pods(NAMESPACE, **{"app.kubernetes.io/instance": name}),
+            lambda: not where.pods(NAMESPACE, **{"app.kubernetes.io/instance": name}),
             within_s=60,
-            tell=lambda: str(cluster.pods(NAMESPACE)),
+            tell=lambda: str(where.pods(NAMESPACE)),
         )
 
 
@@ -147,14 +147,16 @@ def test_an_image_that_is_not_there(troubled: Cluster, measured: Measured) -> No
     troubled.plane.kubectl("delete", "namespace", namespace, "--timeout=90s")
 
 
-def test_a_gateway_that_does_not_answer_and_kv_that_does_not_get_through(
+def test_what_a_network_policy_may_cut_off_the_gateway_and_kv(
     troubled: Cluster, measured: Measured
 ) -> None:
     scheduling = {"strategies": ["WAA"]}
     with deployed(troubled, measured, "deaf", scheduling=scheduling) as name:
         troubled.wait_ready(NAMESPACE, name, within_s=240)
-        (pod,) = troubled.pods(NAMESPACE, component="gateway")
-        with frozen(troubled, pod, "gateway"):
+        (gateway,) = troubled.pods(NAMESPACE, component="gateway")
+        (operator,) = troubled.pods(SERVING, **{"app.kubernetes.io/name": "exegpt-operator"})
+        ends = (operator["status"]["podIP"], gateway["status"]["podIP"])
+        with cut_off(*ends, names.CONTROL_PORT):
             troubled.wait_for(
                 "NotReached",
                 lambda: "NotReached" in reasons(troubled, name),
@@ -177,16 +179,6 @@ def test_a_gateway_that_does_not_answer_and_kv_that_does_not_get_through(
                 tell=lambda: troubled.describe(NAMESPACE, name),
             )
         troubled.wait_ready(NAMESPACE, name, within_s=180)
-
-
-@contextmanager
-def frozen(cluster: Cluster, pod: dict[str, Any], container: str) -> Iterator[None]:
-    assert cluster.node is not None
-    cluster.node.freeze(pod, container)
-    try:
-        yield
-    finally:
-        cluster.node.thaw(pod, container)
 
 
 def reasons(cluster: Cluster, name: str) -> set[str]:

@@ -138,7 +138,6 @@ def environment(template: PodTemplate) -> list[Object]:
     own = {
         "HOME": "/tmp",
         "XDG_CACHE_HOME": "/tmp/cache",
-        "NUMBA_CACHE_DIR": "/tmp/numba",
         "HF_HOME": "/tmp/hf",
     }
     given = [each.model_dump(by_alias=True, exclude_none=True) for each in template.env]
@@ -160,7 +159,7 @@ def _fetch(parts: PodParts) -> Object:
         arguments.append("--without-weights")
     found = container(
         "fetch",
-        parts.images.runner,
+        parts.images.runner if parts.weights else parts.images.gateway,
         arguments,
         images=parts.images,
         template=parts.template,
