@@ -23,15 +23,22 @@ from exegpt_operator.actions import (
 from exegpt_operator.compare import key, key_of
 from exegpt_operator.decide import Decision, decide
 from exegpt_operator.manifests.images import Images
-from exegpt_operator.observed import Lengths, Malformed, lengths
+from exegpt_operator.observed import HISTOGRAM_FILE, Lengths, Malformed, lengths
 from exegpt_operator.planning import plan_id
 from exegpt_operator.reading import deployment_of
 from exegpt_operator.seen import PlanSeen, PodSeen, ProfileSeen, Refusal, Seen, ServingSeen
+from exegpt_planner.manifest import Histogram
 from exegpt_planner.plan import Plan
 from exegpt_planner.strict import read_json
 
 IMAGES = Images(runner="registry.test/runner@sha256:aa", gateway="registry.test/gateway@sha256:bb")
 PLAN = read_json(Plan, Path(__file__).parent / "golden" / "plan.json")
+
+
+OBSERVED = {
+    "input": '{"lengths": [15, 20, 64], "counts": [300, 600, 100]}',
+    "output": '{"lengths": [20, 30, 90], "counts": [300, 600, 100]}',
+}
 
 
 def resource(**spec: Any) -> dict[str, Any]:
@@ -64,6 +71,7 @@ class World:
     answers: tuple[int, int] = (0, 0)  # kept, of all
     queries: int = 0
     drift: float = 0.0
+    observed: Mapping[str, str] = field(default_factory=lambda: OBSERVED)
     has_profile: bool = False
     plan: PlanSeen | None = None
     refusal: Refusal | None = None
@@ -90,7 +98,9 @@ class World:
         malformed = ""
         if deployment is not None:
             try:
-                found = lengths(self.annotations, self.managers, deployment.spec.workload, {})
+                found = lengths(
+                    self.annotations, self.managers, deployment.spec.workload, self._histograms()
+                )
             except Malformed as error:
                 malformed = str(error)
         metadata = self.resource["metadata"]
@@ -127,7 +137,16 @@ class World:
         spec = self.resource["spec"]
         parts = {name: spec.get(name) for name in ("model", "cluster", "latencyBound", "workload")}
         observed = {k: v for k, v in self.annotations.items() if "observed" in k}
-        return names.digest(parts | observed)
+        seen = {name: str(law) for name, law in self._histograms().items()}
+        return names.digest(parts | observed | seen)
+
+    def _histograms(self) -> dict[str, Histogram | None]:
+        """Those in ConfigMaps."""
+        return {
+            where.removeprefix("ConfigMap/"): Histogram.model_validate_json(text)
+            for where, child in self.children.items()
+            if (text := child.get("data", {}).get(HISTOGRAM_FILE)) is not None
+        }
 
     def _profile(self) -> ProfileSeen | None:
         if not self.has_profile:
@@ -152,8 +171,7 @@ class World:
                 num_s99=self.answers[1],
                 num_queries=self.queries,
                 drift=self.drift,
-                observed_input="mean=20.0,std=5.0,max=64,n=1000",
-                observed_output="mean=30.0,std=9.0,max=90,n=1000",
+                observed=self.observed,
             )
             for pod in self.gateway_pods
             if pod.is_ready and self.gateway_answers

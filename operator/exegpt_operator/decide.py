@@ -16,7 +16,6 @@ from typing import Any
 from exegpt_operator import names
 from exegpt_operator.actions import (
     Action,
-    Annotate,
     Apply,
     DeletePod,
     Emit,
@@ -30,6 +29,7 @@ from exegpt_operator.compare import is_as_wanted, key, key_of, stamped
 from exegpt_operator.conditions import Condition, changes, false, merged, true, unknown
 from exegpt_operator.manifests import gateway, profiles, workers
 from exegpt_operator.manifests.images import Images
+from exegpt_operator.manifests.observed import detected
 from exegpt_operator.reasons import MISSING, Reason, reason_of
 from exegpt_operator.roles import role_of
 from exegpt_operator.seen import PlanSeen, PodSeen, Seen
@@ -71,6 +71,7 @@ class _Deciding:
     look_again_s: float = WATCH_S
     steers: bool = True  # whether gateways are to take up the newest plan
     attempt: str = ""  # when devices were last asked for in vain, RFC 3339
+    detection: str = ""  # when observed lengths were last put on file
 
     def decision(self) -> Decision:
         stages: tuple[Callable[[], bool], ...] = (
@@ -83,6 +84,7 @@ class _Deciding:
             self._watched,
         )
         self.attempt = str(self.seen.status.get("lastAttemptTime", ""))
+        self.detection = str(self.seen.status.get("lastDetectionTime", ""))
         if self.seen.runner_image:
             self.images = replace(self.images, runner=self.seen.runner_image)
         for stage in stages:
@@ -127,11 +129,10 @@ class _Deciding:
         if self._deployment.spec.suspend and plan is not None:
             return self._planned(plan)
         if seen.malformed:
-            if plan is None:
-                return self._stalled(
-                    unknown("Scheduled", Reason.MALFORMED_ANNOTATION, seen.malformed)
-                )
-            return self._planned(plan)
+            if plan is not None and plan.generation == seen.generation:
+                return self._planned(plan)  # only the lengths may be others
+            self._say(unknown("Scheduled", Reason.MALFORMED_ANNOTATION, seen.malformed))
+            return plan is not None  # what runs goes on
         if plan is not None and plan.inputs == seen.inputs:
             return self._planned(plan)
         refusal = seen.refusal
@@ -303,15 +304,10 @@ class _Deciding:
             (seconds_of(e["time"]) for e in history if e["id"] == self._plan.id), default=0.0
         )
         is_pinned = seen.lengths is not None and seen.lengths.source in ("Annotation", "Spec")
-        if not is_pinned and seen.now_s - planned_s >= drift.cooldown_seconds:
-            self.actions.append(
-                Annotate(
-                    {
-                        names.OBSERVED_INPUT: most.observed_input,
-                        names.OBSERVED_OUTPUT: most.observed_output,
-                    }
-                )
-            )
+        last_s = max(planned_s, seconds_of(self.detection))
+        if not is_pinned and seen.now_s - last_s >= drift.cooldown_seconds:
+            self.detection = rfc3339(seen.now_s)
+            self.actions += detected(self._deployment, most.observed, seen.annotations)
 
     # Parts of stages.
 
@@ -399,7 +395,7 @@ class _Deciding:
         status = at_rest(
             seen,
             conditions=merged(before, now, generation=seen.generation, time=rfc3339(seen.now_s)),
-            attempt=self.attempt,
+            times={"lastAttemptTime": self.attempt, "lastDetectionTime": self.detection},
         )
         return Decision(
             actions=tuple(self.actions),

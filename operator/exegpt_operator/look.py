@@ -20,7 +20,14 @@ from exegpt_operator.manifests import gateway, profiles
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.manifests.pods import TOKEN_KEY
 from exegpt_operator.manifests.workers import num_pods
-from exegpt_operator.observed import HistogramRef, Lengths, Malformed, lengths, parse
+from exegpt_operator.observed import (
+    HISTOGRAM_FILE,
+    HistogramRef,
+    Lengths,
+    Malformed,
+    lengths,
+    parse,
+)
 from exegpt_operator.planning import Question, plan_id, without_proof, workload_spec
 from exegpt_operator.reading import (
     deployment_of,
@@ -158,7 +165,7 @@ class Looker:
 
     def _histogram(self, deployment: Deployment, name: str) -> Histogram | None:
         found = self.api.get("ConfigMap", deployment.metadata.namespace, name)
-        text = (found or {}).get("data", {}).get("histogram.json")
+        text = (found or {}).get("data", {}).get(HISTOGRAM_FILE)
         if text is None:
             return None
         try:

@@ -65,6 +65,11 @@ def serving(deployment: str) -> str:
     return f"{deployment}-serving"
 
 
+def observed(deployment: str, side: str) -> str:
+    """The ConfigMap of the lengths that were observed, of prompts (`input`) or answers (`output`)."""
+    return f"{deployment}-observed-{side}"
+
+
 def plan(deployment: str, revision: int) -> str:
     """The ConfigMap of one plan."""
     return f"{deployment}-plan-{revision}"

@@ -22,6 +22,7 @@ from exegpt_planner.manifest import Histogram, LengthSpec, WorkloadSpec
 Source = Literal["Annotation", "Spec", "Observed", "Prior"]
 
 SIDES = {"input": OBSERVED_INPUT, "output": OBSERVED_OUTPUT}
+HISTOGRAM_FILE = "histogram.json"  # in the ConfigMap that an annotation names
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _FIELDS = ("mean", "std", "max", "n")
 UNSTATED_MAX_SDS = 6.0  # where neither the annotation nor the spec says how long lengths may get
@@ -146,7 +147,7 @@ def _law(
         histogram = histograms.get(said.name)
         if histogram is None:
             raise Malformed(
-                annotation, [f"there is no ConfigMap {said.name} with a histogram.json"]
+                annotation, [f"there is no ConfigMap {said.name} with a {HISTOGRAM_FILE}"]
             )
         return LengthSpec(histogram=histogram)
     longest = said.max or (None if planned is None else planned.max)

@@ -95,8 +95,9 @@ class ServingSeen:
     drift: float = (
         0.0  # distance of their lengths from the planned ones, a share of the planned mean
     )
-    observed_input: str = ""  # as an annotation's value
-    observed_output: str = ""
+    observed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by side, "input" and "output": a Histogram as JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def why(seen: Seen) -> str:
     """Why a plan is made now."""
     if seen.plan is None:
         return "first plan"
-    if seen.status.get("observedGeneration") != seen.generation:
+    if seen.plan.generation != seen.generation:
         return "the spec has changed"
     before = seen.status.get("profile", {}).get("sha256")
     if seen.profile is not None and before not in (None, seen.profile.sha256):
@@ -54,14 +54,15 @@ def _units(units: int) -> str:
     return f" x{units}" if units > 1 else ""
 
 
-def at_rest(seen: Seen, *, conditions: Sequence[Mapping[str, Any]], attempt: str) -> dict[str, Any]:
-    """The whole status; equal to the one before where nothing has changed."""
+def at_rest(
+    seen: Seen, *, conditions: Sequence[Mapping[str, Any]], times: Mapping[str, str]
+) -> dict[str, Any]:
+    """The whole status; equal to the one before where nothing has changed. Of `times`, those that are."""
     status: dict[str, Any] = {
         "observedGeneration": seen.generation,
         "conditions": list(conditions),
+        **{name: time for name, time in times.items() if time},
     }
-    if attempt:
-        status["lastAttemptTime"] = attempt
     deployment = seen.deployment
     if deployment is not None:
         wanted = num_pods(deployment)
@@ -150,6 +151,8 @@ def _law(law: LengthSpec | None) -> str:
     if law is None:
         return ""
     if law.histogram is not None:
-        return f"histogram of {len(law.histogram.lengths)} lengths"
+        lengths, counts = law.histogram.lengths, law.histogram.counts
+        mean = sum(a * b for a, b in zip(lengths, counts, strict=True)) / sum(counts)
+        return f"mean={mean:.1f} max={max(lengths)}, a histogram of {len(lengths)} lengths"
     mean, std, longest = law.moments
     return f"mean={mean:g} std={std:g} max={longest}"

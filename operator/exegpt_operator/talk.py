@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TypeVar
 
 import grpc
-import numpy as np
 
 from exegpt_operator import names
 from exegpt_operator.decide_profile import Progress
@@ -60,8 +60,7 @@ def report(ip: str, token: str, planned: Workload | None) -> ServingSeen:
         drift=0.0
         if planned is None
         else max(inputs.off(planned.input.mean), outputs.off(planned.output.mean)),
-        observed_input=inputs.annotation,
-        observed_output=outputs.annotation,
+        observed={"input": inputs.histogram, "output": outputs.histogram},
     )
 
 
@@ -122,22 +121,19 @@ def _call(ip: str, port: int, ask: Callable[[grpc.Channel], T]) -> T:
 
 
 class _Observed:
-    """Moments of an observed law."""
+    """An observed law."""
 
     def __init__(self, histogram: gateway_pb2.Histogram) -> None:
-        lengths = np.array(histogram.lengths, dtype=np.float64)
-        counts = np.array(histogram.counts, dtype=np.float64)
-        self.n = int(counts.sum())
-        weights = counts / max(self.n, 1)
-        self.mean = float(weights @ lengths)
-        self.std = float(np.sqrt(weights @ (lengths - self.mean) ** 2))
-        self.longest = int(lengths.max()) if self.n else 0
+        self._lengths, self._counts = list(histogram.lengths), list(histogram.counts)
+        self.n = int(sum(self._counts))
+        total = sum(n * count for n, count in zip(self._lengths, self._counts, strict=True))
+        self.mean = total / max(self.n, 1)
 
     def off(self, planned_mean: float) -> float:
         """Distance of the means, a share of the planned one."""
         return abs(self.mean / planned_mean - 1) if self.n else 0.0
 
     @property
-    def annotation(self) -> str:
-        """As an exegpt.dev/observed-* annotation says it."""
-        return f"mean={self.mean:.1f},std={self.std:.1f},max={self.longest},n={self.n}"
+    def histogram(self) -> str:
+        """As JSON; empty where nothing was seen."""
+        return json.dumps({"lengths": self._lengths, "counts": self._counts}) if self.n else ""

@@ -96,7 +96,8 @@ def test_the_detector_gives_way_to_a_person(site: Site, operator: OperatorProces
     site.until("drift is answered", lambda: site.status()["workload"]["source"] == "Observed")
     site.until_ready()
     assert site.status()["workload"]["setBy"] == names.DETECTOR
-    assert "mean=24.0" in annotated(site)[names.OBSERVED_INPUT]
+    assert annotated(site)[names.OBSERVED_INPUT] == f"histogram={names.observed(NAME, 'input')}"
+    assert site.status()["workload"]["input"].startswith("mean=24.0")
 
     before = site.plan_id()
     site.annotate(input=LAW, output=LAW)

@@ -21,7 +21,7 @@ from exegpt_operator import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-TIMES = ("lastTransitionTime", "time", "lastAttemptTime")
+TIMES = ("lastTransitionTime", "time", "lastAttemptTime", "lastDetectionTime")
 DEATHS = ("after:1", "before:2", "after:1", "before:1", "after:2")
 FEWEST_DEATHS = 20
 

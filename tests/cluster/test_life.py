@@ -11,6 +11,7 @@ from cluster.traffic import Client, counted
 from cluster.whole import SERVING, Cluster, deployment
 from exegpt_operator import names, talk
 from exegpt_operator.look import token_of
+from exegpt_operator.reading import managers_of
 from exegpt_operator.seen import ServingSeen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
@@ -128,6 +129,30 @@ def test_drift_is_answered_in_place_under_load(installed: Cluster, client: Clien
     assert [each["id"] for each in status["history"][:2]] == [second["id"], first["id"]]
 
 
+def test_observed_lengths_are_planned_for_by_themselves(installed: Cluster, client: Client) -> None:
+    """Where neither the spec nor a person says how long requests are."""
+    before, first = identity(installed), plan(installed)
+    annotations = [f"exegpt.dev/observed-{side}-" for side in ("input", "output")]
+    installed.plane.kubectl("annotate", f"xd/{NAME}", "-n", NAMESPACE, *annotations)
+    patch(installed, '{"spec":{"workload":null,"drift":{"minQueries":40,"cooldownSeconds":1}}}')
+    load = client.load(NAME, streams=16, seconds=30, words=12, tokens=12)
+    installed.wait_for(
+        "planned for what was observed",
+        lambda: plan(installed)["id"] != first["id"] and source(installed) == "Observed",
+        within_s=90,
+        tell=lambda: tell(installed),
+    )
+    found = load.result(within_s=120)
+    assert found["failures"] == []
+    installed.wait_ready(NAMESPACE, NAME, within_s=30)
+    resource = installed.plane.get("xd", NAME, "-n", NAMESPACE, "--show-managed-fields")
+    assert managers_of(resource)[names.OBSERVED_OUTPUT] == names.DETECTOR
+    observed = names.observed(NAME, "output")
+    assert resource["metadata"]["annotations"][names.OBSERVED_OUTPUT] == f"histogram={observed}"
+    assert resource["status"]["workload"]["output"].startswith("mean=12")
+    assert identity(installed) == before
+
+
 def test_another_bound_is_another_plan(installed: Cluster, client: Client) -> None:
     before, first = identity(installed), plan(installed)
     patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
@@ -223,6 +248,12 @@ def reported(cluster: Cluster) -> ServingSeen:
 def plan(cluster: Cluster) -> dict[str, Any]:
     found: dict[str, Any] = cluster.plane.get("xd", NAME, "-n", NAMESPACE)["status"].get("plan", {})
     return found
+
+
+def source(cluster: Cluster) -> str:
+    """Whose lengths hold."""
+    status = cluster.plane.get("xd", NAME, "-n", NAMESPACE)["status"]
+    return str(status.get("workload", {}).get("source"))
 
 
 def is_ready(cluster: Cluster) -> bool:
