@@ -113,6 +113,24 @@ def test_deleted_and_applied_again_at_once(site: Site, operator: OperatorProcess
     assert site.serving() == pods
 
 
+def test_another_pod_template_is_served_once_it_is_profiled(
+    site: Site, operator: OperatorProcess
+) -> None:
+    """Until then gateways that start anew start by what was in force."""
+    site.apply()
+    site.until_ready()
+    pods = site.serving()
+    site.nodes.ailments[site.namespace, "profile"] = IMAGE_PULL
+    site.patch(
+        f"xd/{NAME}", podTemplate={"priorityClassName": "", "env": [{"name": "A", "value": "1"}]}
+    )
+    site.until("other pods", lambda: not set(site.serving().values()) & set(pods.values()))
+    site.until("a gateway", lambda: site.gateway().plan_id == site.plan_id())
+    site.until("it says what it waits for", lambda: "resolve" in site.condition("Profiled")[2])
+    del site.nodes.ailments[site.namespace, "profile"]
+    site.until_ready()
+
+
 def _owners(site: Site) -> set[str]:
     children = [child for kind in CHILDREN for child in _deployments(site, kind)]
     token = site.api.get("Secret", site.namespace, names.token(NAME))
