@@ -65,7 +65,7 @@ def num_plans(site: Site) -> int:
 def serves(num: int) -> Callable[[Site], bool]:
     """Whether the `num`th plan is what the gateway works by, and all is well."""
     return lambda site: (
-        num_plans(site) == num and site.is_settled() and site.gateway().plan_id == site.plan_id()
+        num_plans(site) == num and site.is_settled() and site.works_by() == site.plan_id()
     )
 
 
