@@ -142,7 +142,8 @@ class Looker:
                 refused=self._refused(seen, children, pods),
                 free_slots=self._free_slots(deployment, pods["worker"]),
                 serving=_reports(pods["gateway"], token, planned),
-                serving_json=_serving(deployment, plan, table, workload_json),
+                serving_json=_serving(deployment, plan, table, workload_json)
+                or _serving_there(children, seen.name),
             ),
         )
 
@@ -351,6 +352,7 @@ def _read_lengths(workload_json: str, model_json: str) -> Workload:
 def _serving(
     deployment: Deployment, plan: PlanSeen | None, table: ProfileTable | None, workload_json: str
 ) -> str:
+    """What gateways start from; empty while the profile, and with it the table, is being measured."""
     if plan is None or table is None:
         return ""
     found = Serving(
@@ -361,6 +363,12 @@ def _serving(
         workload=workload_spec(workload_json),
     )
     return found.model_dump_json()
+
+
+def _serving_there(children: Mapping[str, Object], name: str) -> str:
+    """What gateways start from so far: it stays while another profile is being measured."""
+    there = children.get(key("ConfigMap", names.serving(name)), {})
+    return str(there.get("data", {}).get(gateway.SERVING_FILE, ""))
 
 
 def _reports(

@@ -27,6 +27,7 @@ from cluster import fake_pods
 from cluster.control_plane import ControlPlane
 from cluster.fake_pods import Ailment, FakeGateway, FakeProfiler
 from exegpt_operator import names
+from exegpt_planner.errors import InvalidSpec
 
 Object = Mapping[str, Any]
 Where = tuple[str, str]  # namespace and name
@@ -249,7 +250,10 @@ class FakeNodes:
             await self._silence(played)
             return _status_of(played, ailment)
         if not played.is_up:
-            await self._start(played)
+            try:
+                await self._start(played)
+            except InvalidSpec:  # a real one says so in its log, and ends
+                return _status_of(played, fake_pods.CRASH_LOOP)
         if isinstance(played.service, FakeProfiler) and played.service.is_taken:
             return _status_of(played, _COMPLETED)
         return _status_of(played, None)
@@ -278,9 +282,8 @@ class FakeNodes:
 
     async def _start(self, played: _Played) -> None:
         """Gives it an address and, if it is to answer, what answers there."""
-        played.is_up = True
         if played.component not in _PORTS:
-            played.ip = played.ip or next(self._addresses)
+            played.ip, played.is_up = played.ip or next(self._addresses), True
             return
         mounts = {each["name"]: each for each in played.pod["spec"]["volumes"]}
         secret = await self._of(played, "secrets", mounts["token"]["secret"]["secretName"])
@@ -296,6 +299,7 @@ class FakeNodes:
             try:
                 address = f"{played.ip}:{_PORTS[played.component]}"
                 played.server = await fake_pods.served(played.service, address, token)
+                played.is_up = True
                 return
             except RuntimeError:  # somebody else listens there
                 played.ip = ""

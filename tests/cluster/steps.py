@@ -240,6 +240,13 @@ class Site:
         """What stands for a gateway."""
         return self.nodes.gateway(self.namespace, f"{names.gateway(name)}-{replica}")
 
+    def works_by(self, name: str = NAME) -> str:
+        """The plan that the gateway works by; empty while there is no gateway."""
+        try:
+            return self.gateway(name).plan_id
+        except KeyError:
+            return ""
+
     def plan_id(self, name: str = NAME) -> str:
         """Of the plan in force, by the status."""
         return str(self.status(name).get("plan", {}).get("id", ""))

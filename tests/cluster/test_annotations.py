@@ -58,7 +58,7 @@ def test_what_says_nothing_changes_nothing(served: Site, case: str) -> None:
     words = served.until_reason("Drifted", "MalformedAnnotation")
     assert "Write mean=" in words
     assert served.is_settled()
-    assert served.plan_id() == served.gateway().plan_id == plan
+    assert served.plan_id() == served.works_by() == plan
     served.annotate(output=None)
     served.until_reason("Drifted", "NoObservations")
     assert served.plan_id() == plan

@@ -30,12 +30,12 @@ def test_a_life(site: Site, operator: OperatorProcess) -> None:
     assert len(pods) == 3
     site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}})
     site.until_another_plan(first)
-    assert site.gateway().plan_id == site.plan_id()
+    assert site.works_by() == site.plan_id()
     site.annotate(input="mean=20,std=6,max=48", output="mean=30,std=8,max=64")
     second = site.plan_id()
     site.until_another_plan(second)
     assert site.status()["workload"]["source"] == "Annotation"
-    assert site.gateway().plan_id == site.plan_id()
+    assert site.works_by() == site.plan_id()
     assert site.serving() == pods
     assert "finalizers" not in site.get(names.DEPLOYMENT, NAME)["metadata"]
     site.delete()
@@ -74,10 +74,10 @@ def test_plans_wait_for_a_person_where_one_wants_that(
     site.apply(scheduling=review, workload={"input": LAW, "output": LAW | {"mean": 30}})
     site.until("another plan", lambda: site.plan_id() not in ("", first))
     assert site.plan_id() in site.until_reason("Scheduled", "AwaitingApproval")
-    assert site.gateway().plan_id == first  # approved, and in force until another one is
+    assert site.works_by() == first  # approved, and in force until another one is
     assert site.status()["plan"]["isApproved"] is False
     approve(site)
-    site.until("steered", lambda: site.gateway().plan_id == site.plan_id())
+    site.until("steered", lambda: site.works_by() == site.plan_id())
     site.until_ready()
 
 
@@ -111,6 +111,24 @@ def test_deleted_and_applied_again_at_once(site: Site, operator: OperatorProcess
     site.patch(f"xd/{NAME}", workload={"output": LAW | {"mean": 30}})
     site.until_another_plan(site.plan_id())
     assert site.serving() == pods
+
+
+def test_another_pod_template_is_served_once_it_is_profiled(
+    site: Site, operator: OperatorProcess
+) -> None:
+    """Until then gateways that start anew start by what was in force."""
+    site.apply()
+    site.until_ready()
+    pods = site.serving()
+    site.nodes.ailments[site.namespace, "profile"] = IMAGE_PULL
+    site.patch(
+        f"xd/{NAME}", podTemplate={"priorityClassName": "", "env": [{"name": "A", "value": "1"}]}
+    )
+    site.until("other pods", lambda: not set(site.serving().values()) & set(pods.values()))
+    site.until("a gateway", lambda: site.works_by() == site.plan_id())
+    site.until("it says what it waits for", lambda: "resolve" in site.condition("Profiled")[2])
+    del site.nodes.ailments[site.namespace, "profile"]
+    site.until_ready()
 
 
 def _owners(site: Site) -> set[str]:
