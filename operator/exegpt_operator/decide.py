@@ -34,7 +34,7 @@ from exegpt_operator.reasons import MISSING, Reason, reason_of
 from exegpt_operator.roles import role_of
 from exegpt_operator.seen import PlanSeen, PodSeen, Seen
 from exegpt_operator.status import at_rest, in_words, why
-from exegpt_operator.summing_up import ACTIONABLE, summed_up
+from exegpt_operator.summing_up import event_type, summed_up
 from exegpt_operator.times import rfc3339, seconds_of
 from exegpt_planner.manifest import Deployment
 
@@ -380,10 +380,8 @@ class _Deciding:
         before, now = seen.status.get("conditions", []), summed_up(self.conditions)
         for each in changes(before, now):
             if each.type not in ("Reconciling", "Stalled"):
-                kind = (
-                    "Warning" if each.reason in ACTIONABLE and each.status != "True" else "Normal"
-                )
-                self.actions.append(Emit(kind, str(each.reason), f"{each.type}: {each.message}"))
+                words = f"{each.type}: {each.message}"
+                self.actions.append(Emit(event_type(each), str(each.reason), words))
         status = at_rest(
             seen,
             conditions=merged(before, now, generation=seen.generation, time=rfc3339(seen.now_s)),

@@ -89,6 +89,8 @@ def at_rest(seen: Seen, *, conditions: Sequence[Mapping[str, Any]], attempt: str
             "reason": seen.refusal.reason,
             "message": seen.refusal.message,
         }
+        if seen.refusal.time:
+            status["refusal"]["time"] = seen.refusal.time
     if seen.plan is not None:
         status["plan"] = _plan(seen, seen.plan)
         status["history"] = _history(seen, seen.plan)

@@ -23,6 +23,12 @@ ACTIONABLE = frozenset(
 )  # fmt: skip
 
 
+def event_type(condition: Condition) -> str:
+    """A Warning asks someone to act; what passes by itself, or was asked for, is Normal."""
+    asks = condition.status != "True" and condition.reason in ACTIONABLE
+    return "Warning" if asks else "Normal"
+
+
 def summed_up(said: Mapping[str, Condition]) -> list[Condition]:
     """Every condition of a deployment, Ready first; stages that were not reached are unknown."""
     stages = [
