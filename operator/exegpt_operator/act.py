@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +36,7 @@ from exegpt_planner.model_spec import parse_model_spec
 
 Object = Mapping[str, Any]
 TOKEN_BYTES = 32
+EVENT_EVERY_S = 60  # one of a reason and a deployment at most
 
 
 class Actor:
@@ -84,8 +84,8 @@ class Actor:
 
     def keep_plan(
         self, looked: Looked, question: Question, answer: Answer, *, image: str, why: str
-    ) -> None:
-        """Puts a plan on file as the next revision, and removes those beyond the history."""
+    ) -> int:
+        """Puts a plan on file as the next revision, which it returns, and removes those beyond the history."""
         seen = looked.seen
         revision = 1 if seen.plan is None else seen.plan.revision + 1
         model = parse_model_spec(question.model, source="the profile's model")
@@ -114,6 +114,7 @@ class Actor:
             name = plan["metadata"]["name"]
             if revision_of(name) < oldest:
                 self._api.delete("ConfigMap", seen.namespace, name)
+        return revision
 
     def keep_status(self, resource: Object, status: Mapping[str, Any]) -> None:
         """Writes a status; a resource that has gone since it was looked at, or is another one, needs none."""
@@ -176,12 +177,18 @@ def _annotated(resource: Object, annotations: Mapping[str, str]) -> dict[str, An
 
 
 def _event(resource: Object, action: Emit, now_s: float) -> dict[str, Any]:
+    """An event whose name says object, reason and minute: a second one of them is there already, whoever made it."""
     metadata, time = resource["metadata"], rfc3339(now_s)
+    same = {
+        "uid": metadata["uid"],
+        "reason": action.reason,
+        "minute": int(now_s // EVENT_EVERY_S),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
+            "name": f"{metadata['name']}.{names.digest(same)}",
             "namespace": metadata["namespace"],
         },
         "involvedObject": {

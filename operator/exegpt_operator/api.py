@@ -6,10 +6,11 @@ Calls block; the loop makes them in threads. Names and kinds are ours alone, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kubernetes.client import ApiClient
+from kubernetes.client import ApiClient, ApiException
 from urllib3.exceptions import HTTPError
 
 from exegpt_operator.names import (
@@ -24,7 +25,6 @@ from exegpt_operator.names import (
 Object = dict[str, Any]
 
 TIMEOUT_S: Final = 20.0
-UNREACHED: Final = 503  # as a proxy would say it for an API server that does not answer
 _PLURALS: Final = {
     "ConfigMap": ("v1", "configmaps"),
     "Event": ("v1", "events"),
@@ -41,6 +41,9 @@ _PLURALS: Final = {
     PROFILE: (API_VERSION, PROFILES),
 }
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
+_METHODS: Final = {
+    "get": "GET", "list": "GET", "create": "POST", "apply": "PATCH", "replace": "PUT", "delete": "DELETE",
+}  # fmt: skip
 
 
 class ApiRefused(Exception):
@@ -51,16 +54,28 @@ class ApiRefused(Exception):
         super().__init__(message)
 
 
+class ApiSilent(ApiRefused):
+    """The API server did not answer; nobody knows whether it has done what it was asked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, f"The API server does not answer: {message}")
+
+
+Called = Callable[[str, str, str, float], None]  # verb, kind, code or "none", seconds
+
+
 class Api:
     """A client's calls, in the words of this operator."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, *, called: Called = lambda *_: None) -> None:
+        """`called` is told of every call, in the thread that made it."""
         self._client = client
+        self._called = called
 
     def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """The object, or None."""
         try:
-            return self._call("GET", _path(kind, namespace, name))
+            return self._call("get", kind, namespace, name)
         except ApiRefused as error:
             if error.status == 404:
                 return None
@@ -80,7 +95,7 @@ class Api:
             for what, wanted in (("labelSelector", labels), ("fieldSelector", fields))
             if wanted
         }
-        found = self._call("GET", _path(kind, namespace), query=query)
+        found = self._call("list", kind, namespace, query=query)
         api_version = _PLURALS[kind][0]
         items: list[Object] = found["items"]  # which do not say what they are
         return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
@@ -90,8 +105,14 @@ class Api:
     ) -> Object:
         """Server-side apply; without `force` another manager's field is a refusal (409)."""
         metadata = wanted["metadata"]
-        path = _path(wanted["kind"], metadata.get("namespace"), metadata["name"])
-        return self._patch(path, wanted, manager=manager, force=force)
+        return self._call(
+            "apply",
+            wanted["kind"],
+            metadata.get("namespace"),
+            metadata["name"],
+            body=wanted,
+            query=_as(manager, force=force),
+        )
 
     def apply_status(self, resource: Mapping[str, Any], status: Mapping[str, Any]) -> Object:
         """The whole status of one of our resources; a resource that is gone meanwhile is a refusal (404)."""
@@ -102,14 +123,20 @@ class Api:
             "metadata": {"name": metadata["name"], "uid": metadata["uid"]},
             "status": status,
         }
-        path = _path(resource["kind"], metadata["namespace"], metadata["name"]) + "/status"
-        return self._patch(path, body, manager=FIELD_MANAGER, force=True)
+        return self._call(
+            "apply",
+            resource["kind"],
+            metadata["namespace"],
+            f"{metadata['name']}/status",
+            body=body,
+            query=_as(FIELD_MANAGER, force=True),
+        )
 
     def create(self, wanted: Mapping[str, Any]) -> bool:
         """Creates it; False if it is there already."""
         try:
             namespace = wanted["metadata"].get("namespace")
-            self._call("POST", _path(wanted["kind"], namespace), body=wanted)
+            self._call("create", wanted["kind"], namespace, body=wanted)
         except ApiRefused as error:
             if error.status == 409:
                 return False
@@ -119,8 +146,9 @@ class Api:
     def replace(self, wanted: Mapping[str, Any]) -> Object:
         """Replaces it, if it is still of the resource version that `wanted` names."""
         metadata = wanted["metadata"]
-        path = _path(wanted["kind"], metadata.get("namespace"), metadata["name"])
-        return self._call("PUT", path, body=wanted)
+        return self._call(
+            "replace", wanted["kind"], metadata.get("namespace"), metadata["name"], body=wanted
+        )
 
     def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
         """Deletes it; nothing happens if it, or this one, is gone."""
@@ -128,26 +156,45 @@ class Api:
             {"preconditions": {"uid": uid}} if uid else {}
         )
         try:
-            self._call("DELETE", _path(kind, namespace, name), body=body)
+            self._call("delete", kind, namespace, name, body=body)
         except ApiRefused as error:
             if error.status not in (404, 409):
                 raise
 
-    def _patch(self, path: str, body: Mapping[str, Any], *, manager: str, force: bool) -> Object:
-        query = {"fieldManager": manager, "force": str(force).lower()}
-        return self._call("PATCH", path, body=body, query=query, content_type=_APPLY)
-
     def _call(
         self,
-        method: str,
-        path: str,
+        verb: str,
+        kind: str,
+        namespace: str | None,
+        name: str | None = None,
         *,
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
     ) -> Object:
+        begin_s, code = time.monotonic(), "none"
+        try:
+            status, reason, data = self._exchange(
+                verb, _path(kind, namespace, name), body=body, query=query
+            )
+            code = str(status)
+        finally:
+            self._called(verb, kind, code, time.monotonic() - begin_s)
+        if not 200 <= status < 300:
+            raise ApiRefused(status, _words(data, reason))
+        found: Object = json.loads(data)
+        return found
+
+    def _exchange(
+        self,
+        verb: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str] | None,
+    ) -> tuple[int, str, bytes]:
+        content_type = _APPLY if verb == "apply" else "application/json"
         serialised = self._client.param_serialize(
-            method=method,
+            method=_METHODS[verb],
             resource_path=path,
             query_params=list((query or {}).items()),
             header_params={"Accept": "application/json", "Content-Type": content_type},
@@ -156,13 +203,14 @@ class Api:
         )
         try:
             response = self._client.call_api(*serialised, _request_timeout=TIMEOUT_S)
-            data: bytes = response.read()  # type: ignore[no-untyped-call]  # no types in the library
-        except HTTPError as error:
-            raise ApiRefused(UNREACHED, f"The API server does not answer: {error}") from None
-        if not 200 <= response.status < 300:
-            raise ApiRefused(response.status, _words(data, str(response.reason)))
-        found: Object = json.loads(data)
-        return found
+            data: bytes = response.read()  # type: ignore[no-untyped-call]  # no types there
+        except (HTTPError, ApiException) as error:  # the latter for TLS
+            raise ApiSilent(str(error)) from error
+        return response.status, str(response.reason), data
+
+
+def _as(manager: str, *, force: bool) -> dict[str, str]:
+    return {"fieldManager": manager, "force": str(force).lower()}
 
 
 def _words(data: bytes, reason: str) -> str:

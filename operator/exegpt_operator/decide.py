@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from exegpt_operator import names
+from exegpt_operator import devices, names
 from exegpt_operator.actions import (
     Action,
     Apply,
@@ -24,7 +24,7 @@ from exegpt_operator.actions import (
     StartPlanning,
     Steer,
 )
-from exegpt_operator.causes import Cause, worst
+from exegpt_operator.causes import worst
 from exegpt_operator.compare import is_as_wanted, key, key_of, stamped
 from exegpt_operator.conditions import Condition, changes, false, merged, true, unknown
 from exegpt_operator.manifests import gateway, profiles, workers
@@ -34,12 +34,10 @@ from exegpt_operator.reasons import MISSING, Reason, reason_of
 from exegpt_operator.roles import role_of
 from exegpt_operator.seen import PlanSeen, PodSeen, Seen
 from exegpt_operator.status import at_rest, in_words, why
-from exegpt_operator.summing_up import ACTIONABLE, summed_up
+from exegpt_operator.summing_up import ACTIONABLE, event_type, is_news, summed_up
 from exegpt_operator.times import rfc3339, seconds_of
 from exegpt_planner.manifest import Deployment
 
-UNSCHEDULED_S = 20.0  # until what other pods hold is given back, as one of them fits nowhere
-RETRY_S = 60.0  # until devices are asked for again
 WATCH_S = 30.0  # looked at again after, whatever happens
 SOON_S = 1.0  # while the gateway settles
 FEWEST_ANSWERS = 100  # before measured answers say anything about a bound kept by 99 of 100
@@ -178,11 +176,12 @@ class _Deciding:
         self._want(gateway.config(deployment, seen.serving_json))  # before the pods that mount it
         wanted = workers.num_pods(deployment)
         cause = worst(seen.worker_pods, deployment.spec.cluster.resource_name)
-        if (in_vain := self._in_vain(wanted)) is not None:
+        in_vain, self.attempt = devices.in_vain(seen, wanted, self.attempt)
+        if in_vain is not None:
             self._scale_workers(0)
             self._want_gateway(0)
             self._say(false("WorkersReady", *in_vain))
-            self.look_again_s = RETRY_S / 2
+            self.look_again_s = devices.RETRY_S / 2
             return False
         self._scale_workers(wanted)
         self._want_gateway(deployment.spec.replicas)
@@ -197,37 +196,6 @@ class _Deciding:
         else:
             self._say(true("WorkersReady", Reason.READY, f"{wanted} of {wanted} worker pods."))
         return True
-
-    def _in_vain(self, wanted: int) -> Cause | None:
-        """Why no device is to be held now; None: ask for them."""
-        seen, cluster = self.seen, self._deployment.spec.cluster
-        stuck = [
-            pod
-            for pod in seen.worker_pods
-            if not pod.is_scheduled and pod.unscheduled_because and pod.age_s >= UNSCHEDULED_S
-        ]
-        if stuck:
-            self.attempt = rfc3339(seen.now_s)
-            return worst(stuck, cluster.resource_name)
-        if seen.free_slots is not None and seen.free_slots < wanted:
-            each = f"{cluster.gpus_per_pod} {cluster.resource_name}"
-            words = (
-                f"{wanted} pods of {each} are needed, and nodes have room for {seen.free_slots}."
-            )
-            return Reason.INSUFFICIENT_GPUS, words
-        is_held = any(pod.is_scheduled for pod in seen.worker_pods)
-        if self.attempt and not is_held and seen.now_s - seconds_of(self.attempt) < RETRY_S:
-            return self._said_last()
-        return None
-
-    def _said_last(self) -> Cause:
-        """Why the last attempt was in vain; the next is a minute after it."""
-        for each in self.seen.status.get("conditions", []):
-            if each["type"] == "WorkersReady" and each["reason"] == Reason.UNSCHEDULABLE:
-                return Reason.UNSCHEDULABLE, each["message"]
-            if each["type"] == "WorkersReady" and each["reason"] == Reason.INSUFFICIENT_GPUS:
-                return Reason.INSUFFICIENT_GPUS, each["message"]
-        return Reason.INSUFFICIENT_GPUS, f"The last attempt was at {self.attempt}."
 
     def _endpoint(self) -> bool:
         seen, deployment, plan = self.seen, self._deployment, self._plan
@@ -387,11 +355,9 @@ class _Deciding:
             self._say(false("WorkersReady", Reason.FORBIDDEN, seen.refused))
         before, now = seen.status.get("conditions", []), summed_up(self.conditions)
         for each in changes(before, now):
-            if each.type not in ("Reconciling", "Stalled"):
-                kind = (
-                    "Warning" if each.reason in ACTIONABLE and each.status != "True" else "Normal"
-                )
-                self.actions.append(Emit(kind, str(each.reason), f"{each.type}: {each.message}"))
+            if is_news(each):
+                words = f"{each.type}: {each.message}"
+                self.actions.append(Emit(event_type(each), str(each.reason), words))
         status = at_rest(
             seen,
             conditions=merged(before, now, generation=seen.generation, time=rfc3339(seen.now_s)),

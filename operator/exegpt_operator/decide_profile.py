@@ -21,6 +21,7 @@ from exegpt_operator.manifests import profiles
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.reasons import Reason
 from exegpt_operator.seen import PodSeen
+from exegpt_operator.summing_up import event_type
 from exegpt_operator.times import rfc3339
 
 WATCH_S = 30.0
@@ -94,8 +95,7 @@ def decide_profile(state: ProfileState, images: Images) -> ProfileDecision:
     status = _status(state, condition)
     before = state.resource.get("status", {})
     for each in changes(before.get("conditions", []), [condition]):
-        kind = "Warning" if each.status == "False" else "Normal"
-        actions.append(Emit(kind, str(each.reason), each.message))
+        actions.append(Emit(event_type(each), str(each.reason), each.message))
     return ProfileDecision(
         actions=tuple(actions),
         status=None if status == before else status,

@@ -40,6 +40,13 @@ def next_lease(
     }
 
 
+def released_lease(lease: Mapping[str, Any] | None, *, holder: str) -> dict[str, Any] | None:
+    """The Lease to write so that anyone may take it at once; None if `holder` does not hold it."""
+    if lease is None or lease.get("spec", {}).get("holderIdentity") != holder:
+        return None
+    return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+
+
 def _ends_s(spec: Mapping[str, Any]) -> float:
     renewed = spec.get("renewTime")
     if renewed is None:

@@ -38,7 +38,9 @@ from exegpt_operator.reading import (
     profile_of,
     refused_pods,
 )
+from exegpt_operator.reasons import Reason
 from exegpt_operator.seen import PlanSeen, PodSeen, ProfileSeen, Refusal, Seen, ServingSeen
+from exegpt_operator.times import seconds_of
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import Deployment, Histogram
 from exegpt_planner.model_spec import parse_model_spec
@@ -50,6 +52,7 @@ from exegpt_planner.workload import Workload, read_workload
 
 Object = Mapping[str, Any]
 REMEMBERED = 128
+PLAN_RETRY_S = 300.0  # until a search that failed is made again from the same inputs
 INPUTS = f"{names.GROUP}/inputs"  # of a plan's ConfigMap
 RUNNER_IMAGE = f"{names.GROUP}/runner-image"
 WEIGHT_BYTES = f"{names.GROUP}/weight-bytes"
@@ -85,6 +88,7 @@ class Looker:
         resource = {"apiVersion": names.API_VERSION, "kind": names.DEPLOYMENT, **resource}
         metadata = resource["metadata"]
         deployment, problems = deployment_of(resource)
+        now_s = time.time()
         seen = Seen(
             name=name,
             namespace=namespace,
@@ -94,8 +98,8 @@ class Looker:
             problems=problems,
             annotations=metadata.get("annotations", {}),
             status=resource.get("status", {}),
-            refusal=_refusal(resource.get("status", {})),
-            now_s=time.time(),
+            refusal=_refusal(resource.get("status", {}), now_s),
+            now_s=now_s,
             is_namespace_ending=is_ending(self.api, namespace),
         )
         if deployment is None:
@@ -290,9 +294,13 @@ def _pinned(plan: PlanSeen | None, children: Mapping[str, Object], seen: Seen) -
     return plan.runner_image if plan is not None and runs else ""
 
 
-def _refusal(status: Object) -> Refusal | None:
-    found = status.get("refusal")
-    return None if found is None else Refusal(**found)
+def _refusal(status: Object, now_s: float) -> Refusal | None:
+    """The planner's last word; a failure of its own, other than a plain no, is forgotten after a while."""
+    if (said := status.get("refusal")) is None:
+        return None
+    found = Refusal(**said)
+    is_over = now_s - seconds_of(found.time) >= PLAN_RETRY_S
+    return None if found.reason == Reason.PLAN_FAILED and is_over else found
 
 
 def revision_of(name: str) -> int:

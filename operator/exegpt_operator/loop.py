@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
 import logging
 import time
-import uuid
-from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Executor
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from exegpt_operator import names, talk
+from exegpt_operator import decision_log, logs, names, talk
 from exegpt_operator.act import Actor
-from exegpt_operator.actions import Action, StartPlanning, Steer
+from exegpt_operator.actions import Action, Emit, StartPlanning, Steer
 from exegpt_operator.api import ApiRefused
 from exegpt_operator.decide import SOON_S, decide
 from exegpt_operator.decide_profile import Take, decide_profile
@@ -22,15 +21,14 @@ from exegpt_operator.look import Looked, Looker
 from exegpt_operator.look_profile import look_at_profile
 from exegpt_operator.manifests.images import Images
 from exegpt_operator.metrics import OperatorMetrics
-from exegpt_operator.planning import Question, plan, plan_id
-from exegpt_operator.reasons import Reason
-from exegpt_operator.seen import Refusal
+from exegpt_operator.planning import Answer, Question
+from exegpt_operator.seen import Refusal, Seen
 from exegpt_operator.times import rfc3339
 
 log = logging.getLogger(__name__)
-decisions = logging.getLogger(
-    "exegpt_operator.decisions"
-)  # JSON lines: what was decided, and from what
+decisions = logging.getLogger("exegpt_operator.decisions")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Kind = Literal["deployment", "profile"]
 KINDS: Mapping[Kind, tuple[str, str]] = {
@@ -56,19 +54,25 @@ class Loop:
         looker: Looker,
         actor: Actor,
         images: Images,
-        planner: Executor,
+        planner: Callable[[Question], Awaitable[Answer]],
         metrics: OperatorMetrics,
+        threads: Executor,
     ) -> None:
+        """Calls block in `threads`."""
         self._looker, self._actor, self._images = looker, actor, images
-        self._planner, self._metrics = planner, metrics
+        self._planner, self._metrics, self._threads = planner, metrics, threads
         self._planning: dict[Key, asyncio.Task[None]] = {}
-        self._refusals: dict[
-            Key, Refusal
-        ] = {}  # the planner's, until the next look puts them into the status
-        self._refused: dict[Key, str] = {}  # what the API server said to the last write
-        self.named: Callable[[Key], None] = lambda _: (
-            None
-        )  # has a key looked at; the queue's owner sets it
+        # what the next look puts into the status: the planner's refusals, the API server's to the last write
+        self._refusals: dict[Key, Refusal] = {}
+        self._refused: dict[Key, str] = {}
+        # set by the owner: has a key looked at; whether this operator may still act
+        self.named: Callable[[Key], None] = lambda _: None
+        self.may_act: Callable[[], bool] = lambda: True
+
+    @property
+    def is_planning(self) -> bool:
+        """Whether a search is under way."""
+        return bool(self._planning)
 
     async def look(self, key: Key) -> float | None:
         """One turn of a key; the seconds until the next, None if it is gone."""
@@ -76,97 +80,135 @@ class Loop:
             return await self._profile(key)
         return await self._deployment(key)
 
+    def close(self) -> None:
+        """Ends searches."""
+        for task in self._planning.values():
+            task.cancel()
+
     async def _deployment(self, key: Key) -> float | None:
-        looked = await asyncio.to_thread(self._looker.deployment, key.namespace, key.name)
+        looked = await self._threaded(self._looker.deployment, key.namespace, key.name)
         if looked is None:
-            self._refused.pop(key, None)
-            self._refusals.pop(key, None)
+            self._forget(key)
             return None
+        if not self.may_act():
+            return SOON_S
         seen = replace(
             looked.seen,
             refused=self._refused.pop(key, ""),
-            refusal=self._refusals.pop(key, looked.seen.refusal),
+            refusal=self._refusals.get(key, looked.seen.refusal),
         )
         decision = decide(seen, self._images)
-        self._metrics.decided(key.namespace, key.name, len(decision.actions))
+        status = seen.status if decision.status is None else decision.status
+        self._metrics.looked(seen, _ready_reason(status))
         again_s = decision.look_again_s
         for action in decision.actions:
+            if not self.may_act():
+                return SOON_S
             if not await self._do(key, looked, action):
                 again_s = SOON_S
         if decision.status is not None:
-            await asyncio.to_thread(self._actor.keep_status, looked.resource, decision.status)
+            await self._threaded(self._actor.keep_status, looked.resource, decision.status)
+            if (line := decision_log.measured(seen, decision.status)) is not None:
+                _tell(seen, line)
+        if self._refusals.get(key) is seen.refusal:
+            self._refusals.pop(key, None)  # it is in the status now
         return again_s
+
+    def _forget(self, key: Key) -> None:
+        """It is gone."""
+        self._refused.pop(key, None)
+        self._refusals.pop(key, None)
+        self._metrics.forget(key.namespace, key.name)
+        if (planning := self._planning.get(key)) is not None:
+            planning.cancel()
 
     async def _do(self, key: Key, looked: Looked, action: Action) -> bool:
         """Whether it could be done."""
+        of = logs.about(looked.seen)
         try:
             match action:
                 case StartPlanning():
                     self._start_planning(key, looked, action)
                 case Steer():
                     begin_s = time.monotonic()
-                    await asyncio.to_thread(self._actor.steer, looked, action)
-                    self._tell(
-                        key, "steered", plan=action.plan_id, seconds=time.monotonic() - begin_s
-                    )
+                    await self._threaded(self._actor.steer, looked, action)
+                    self._metrics.steered(time.monotonic() - begin_s)
+                    log.info("steered", extra={"about": of, "pod": action.pod})
                 case _:
-                    await asyncio.to_thread(
-                        self._actor.do, looked.resource, action, now_s=time.time()
-                    )
+                    await self._act(looked.resource, action)
         except talk.Refused as error:  # it was started with another profile or less memory
-            log.warning("a gateway starts anew", extra={"key": key, "problem": str(error)})
+            log.warning("a gateway starts anew", extra={"about": of, "problem": str(error)})
             assert isinstance(action, Steer)
-            await asyncio.to_thread(self._actor.restart_gateway, looked, action)
+            await self._threaded(self._actor.restart_gateway, looked, action)
             return False
         except talk.Silent as error:
             log.warning(
-                "a gateway does not take the plan", extra={"key": key, "problem": str(error)}
+                "a gateway does not take the plan", extra={"about": of, "problem": str(error)}
             )
             return False
         except ApiRefused as error:
-            if error.status in (403, 409, 422):
-                self._refused[key] = str(error)
-            log.warning(
-                "refused", extra={"key": key, "status": error.status, "problem": str(error)}
-            )
+            self._note_refused(key, error)
+            problem = {"action": type(action).__name__, "problem": str(error)}
+            log.warning("refused", extra={"about": of, "status": error.status, **problem})
             return False
+        self._metrics.acted(type(action).__name__)
         return True
+
+    async def _act(self, resource: Mapping[str, Any], action: Action) -> None:
+        try:
+            await self._threaded(self._actor.do, resource, action, now_s=time.time())
+        except ApiRefused as error:
+            if not isinstance(action, Emit):
+                raise
+            log.warning("an event is lost", extra={"problem": str(error)})  # a word, not a deed
+
+    def _note_refused(self, key: Key, error: ApiRefused) -> None:
+        if error.status in (403, 409, 422):
+            self._refused[key] = str(error)
 
     def _start_planning(self, key: Key, looked: Looked, action: StartPlanning) -> None:
         if key in self._planning or looked.question is None:
             return
-        self._tell(key, "planning", inputs=action.inputs, why=action.why)
+        details = {"inputs": action.inputs, "why": action.why}
+        log.info("planning", extra={"about": logs.about(looked.seen), **details})
         planning = self._plan(key, looked, looked.question, action.why)
         self._planning[key] = asyncio.get_running_loop().create_task(planning)
 
     async def _plan(self, key: Key, looked: Looked, question: Question, why: str) -> None:
         """One search, and its answer on file or for the next look."""
+        begin_s = time.monotonic()
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._planner, plan, question)
-            answer = await running
+            answer = await self._planner(question)
+            self._metrics.planned(answer.reason or "Planned", time.monotonic() - begin_s)
+            if not self.may_act():
+                return
             if answer.plan:
                 image = looked.seen.runner_image
-                await asyncio.to_thread(
+                revision = await self._threaded(
                     self._actor.keep_plan, looked, question, answer, image=image, why=why
                 )
-                self._tell(key, "planned", inputs=answer.inputs, plan=plan_id(answer.plan))
-            else:
-                self._tell(key, "refused", inputs=answer.inputs, reason=answer.reason)
-                self._refusals[key] = Refusal(
-                    inputs=answer.inputs, reason=answer.reason, message=answer.message
+                line = decision_log.planned(
+                    looked.seen, self._images, answer, revision=revision, why=why
                 )
+            else:
+                self._refusals[key] = Refusal(
+                    inputs=answer.inputs,
+                    reason=answer.reason,
+                    message=answer.message,
+                    time=rfc3339(time.time()),
+                )
+                line = decision_log.refused(answer, why=why)
+            _tell(looked.seen, line)
         except ApiRefused as error:
-            self._refused[key] = str(error)
-        except BrokenExecutor as error:
-            self._refusals[key] = Refusal(
-                inputs=question.inputs, reason=str(Reason.PLAN_FAILED), message=f"{error}"
-            )
+            self._note_refused(key, error)
+            of = logs.about(looked.seen)
+            log.warning("a plan is not on file", extra={"about": of, "problem": str(error)})
         finally:
             del self._planning[key]
             self.named(key)
 
     async def _profile(self, key: Key) -> float | None:
-        found = await asyncio.to_thread(
+        found = await self._threaded(
             look_at_profile, self._looker.api, self._images, key.namespace, key.name
         )
         if found is None:
@@ -174,32 +216,39 @@ class Loop:
         state, token = found
         decision = decide_profile(state, self._images)
         for action in decision.actions:
+            if not self.may_act():
+                return SOON_S
             try:
                 if isinstance(action, Take):
                     pod = next(each for each in state.pods if each.name == action.pod)
-                    await asyncio.to_thread(talk.taken, pod.ip, token)
+                    await self._threaded(talk.taken, pod.ip, token)
                 else:
-                    await asyncio.to_thread(
-                        self._actor.do, state.resource, action, now_s=time.time()
-                    )
+                    await self._act(state.resource, action)
             except (ApiRefused, talk.Silent) as error:
-                log.warning("refused", extra={"key": key, "problem": str(error)})
+                problem = {"action": type(action).__name__, "problem": str(error)}
+                log.warning("refused", extra={"about": asdict(key), **problem})
                 return SOON_S
+            self._metrics.acted(type(action).__name__)
         if decision.status is not None:
-            await asyncio.to_thread(self._actor.keep_status, state.resource, decision.status)
+            await self._threaded(self._actor.keep_status, state.resource, decision.status)
         return decision.look_again_s
 
-    def _tell(self, key: Key, what: str, **details: Any) -> None:
-        """A line of the decision log."""
-        line: Mapping[str, Any] = {
-            "decision": uuid.uuid4().hex[:12],
-            "time": rfc3339(time.time()),
-            "namespace": key.namespace,
-            "name": key.name,
-            "what": what,
-            **details,
-        }
-        decisions.info(json.dumps(line))
+    async def _threaded(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A call that blocks."""
+        running = asyncio.get_running_loop()
+        return await running.run_in_executor(
+            self._threads, functools.partial(call, *args, **kwargs)
+        )
+
+
+def _tell(seen: Seen, line: decision_log.Line) -> None:
+    """A line of the decision log."""
+    decisions.info("decision", extra={"about": logs.about(seen), **line})
+
+
+def _ready_reason(status: Mapping[str, Any]) -> str:
+    ready = (c["reason"] for c in status.get("conditions", ()) if c["type"] == "Ready")
+    return str(next(ready, "Pending"))
 
 
 def keys_of(namespace: str, labels: Mapping[str, str]) -> list[Key]:

@@ -1,12 +1,14 @@
 """The planner, in a process of its own: a search takes seconds of a core, and the loop must go on.
 
-What goes in and comes out is JSON, so that nothing is shared and everything can be put on file.
+What goes in and comes out is JSON, so that nothing is shared and everything can be put on file. As a program it reads a
+question and writes its answer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -111,3 +113,17 @@ def without_proof(plan: Plan) -> Plan:
     """The plan without its certificate's leaves, for those who only carry it out."""
     proofless = Certificate(spaces=(), inputs=plan.certificate.inputs)
     return plan.model_copy(update={"certificate": proofless})
+
+
+def main() -> None:
+    """One question from stdin, its answer to stdout; nothing where the asker has gone."""
+    text = sys.stdin.read()
+    if not text:
+        return
+    data = json.loads(text)
+    question = Question(**data | {"strategies": tuple(data["strategies"])})
+    json.dump(asdict(plan(question)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

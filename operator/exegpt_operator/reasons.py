@@ -105,7 +105,7 @@ class Reason(StrEnum):
     PLAN_FAILED = (
         "PlanFailed",
         "The planner ended with an error.",
-        "See the message and the operator's log; a change of the spec tries again.",
+        "See the message and the operator's log; it is tried again every five minutes, and at a change of the spec.",
     )
     # pods
     INSUFFICIENT_GPUS = (

@@ -79,6 +79,7 @@ class Refusal:
     inputs: str
     reason: str
     message: str
+    time: str = ""  # RFC 3339
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,8 @@ def at_rest(
             "reason": seen.refusal.reason,
             "message": seen.refusal.message,
         }
+        if seen.refusal.time:
+            status["refusal"]["time"] = seen.refusal.time
     if seen.plan is not None:
         status["plan"] = _plan(seen, seen.plan)
         status["history"] = _history(seen, seen.plan)

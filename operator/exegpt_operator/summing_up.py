@@ -23,6 +23,19 @@ ACTIONABLE = frozenset(
 )  # fmt: skip
 
 
+def event_type(condition: Condition) -> str:
+    """A Warning asks someone to act; what passes by itself, or was asked for, is Normal."""
+    asks = condition.status != "True" and condition.reason in ACTIONABLE
+    return "Warning" if asks else "Normal"
+
+
+def is_news(condition: Condition) -> bool:
+    """Whether its change is worth an event: once, and not that something has yet to come."""
+    if condition.reason is Reason.PENDING or condition.type in ("Reconciling", "Stalled"):
+        return False
+    return condition.type != "Ready" or condition.status == "True"  # else another one has said it
+
+
 def summed_up(said: Mapping[str, Condition]) -> list[Condition]:
     """Every condition of a deployment, Ready first; stages that were not reached are unknown."""
     stages = [

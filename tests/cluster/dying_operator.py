@@ -21,14 +21,14 @@ def die_at(when: str) -> None:
     side, _, number = when.partition(":")
     numbers, call = itertools.count(1), Api._call
 
-    def dying(self: Api, method: str, path: str, **how: Any) -> Any:
-        if method == "GET" or "/leases" in path:
-            return call(self, method, path, **how)
+    def dying(self: Api, verb: str, kind: str, *where: Any, **how: Any) -> Any:
+        if verb in ("get", "list") or kind == "Lease":
+            return call(self, verb, kind, *where, **how)
         is_last = next(numbers) == int(number)
         if is_last and side == "before":
             os._exit(1)
         try:
-            return call(self, method, path, **how)
+            return call(self, verb, kind, *where, **how)
         finally:
             if is_last:
                 os._exit(1)

@@ -23,7 +23,7 @@ from cluster.fake_pods import FakeGateway
 from exegpt_operator import names
 from exegpt_operator.api import Api
 from exegpt_operator.compare import APPLIED
-from exegpt_operator.main import LEASE
+from exegpt_operator.process import LEASE
 
 Object = dict[str, Any]
 

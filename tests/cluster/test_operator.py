@@ -14,7 +14,7 @@ from cluster.fake_node import FakeNodes
 from cluster.fake_pods import IMAGE_PULL
 from cluster.steps import HOME, LAW, NAME, OPERATOR, OperatorProcess, Site, own_fields, writes_of
 from exegpt_operator import names
-from exegpt_operator.main import LEASE
+from exegpt_operator.process import LEASE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -19,7 +19,8 @@ from exegpt_operator.actions import (
     StartPlanning,
 )
 from exegpt_operator.compare import key
-from exegpt_operator.decide import RETRY_S, UNSCHEDULED_S, decide
+from exegpt_operator.decide import decide
+from exegpt_operator.devices import RETRY_S, UNSCHEDULED_S
 from exegpt_operator.reasons import reason_of
 from exegpt_operator.seen import ContainerSeen, PodSeen
 from operator_world import IMAGES, World, resource

@@ -1,14 +1,13 @@
-"""Small pure parts: comparing with what is there, times, leases, devices, pods, and the queue."""
+"""Small pure parts: comparing with what is there, times, leases, devices and pods."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from exegpt_operator.api import UNREACHED, Api, ApiRefused
+from exegpt_operator.api import Api, ApiSilent
 from exegpt_operator.compare import is_as_wanted, quantity, stamped
 from exegpt_operator.lease import LEASE_S, next_lease
 from exegpt_operator.names import PROFILE_NAME_MAX, profile
@@ -22,7 +21,6 @@ from exegpt_operator.reading import (
 from exegpt_operator.reasons import Reason, reason_of
 from exegpt_operator.roles import role_of
 from exegpt_operator.times import rfc3339, seconds_of
-from exegpt_operator.work_queue import Queue
 from exegpt_planner.manifest import Cluster
 from exegpt_planner.schedule import RraSchedule, WaaSchedule
 from operator_world import resource
@@ -181,50 +179,6 @@ def test_every_reason_means_something_and_is_a_word() -> None:
         reason_of("Nonsense")
 
 
-async def test_a_key_is_looked_at_once_however_often_it_is_named() -> None:
-    looks: list[str] = []
-    free = asyncio.Event()
-
-    async def look(key: str) -> float | None:
-        looks.append(key)
-        await free.wait()
-        return None
-
-    queue = Queue(look)
-    for _ in range(5):
-        queue.add("a")
-    queue.add("b")
-    while len(looks) < 2:
-        await asyncio.sleep(0)
-    queue.add("a")  # while it is looked at: once more
-    free.set()
-    while len(queue):
-        await asyncio.sleep(0)
-    assert sorted(looks) == ["a", "a", "b"]
-
-
-async def test_an_error_backs_off_that_key_alone(caplog: pytest.LogCaptureFixture) -> None:
-    looks: list[str] = []
-
-    async def look(key: str) -> float | None:
-        looks.append(key)
-        if key == "bad" and looks.count("bad") == 1:
-            raise RuntimeError("no")
-        return None
-
-    queue = Queue(look)
-    queue.add("bad")
-    queue.add("good")
-    while "good" not in looks:
-        await asyncio.sleep(0)
-    assert len(queue) == 1
-    queue.add("bad")  # news end the wait
-    while len(queue):
-        await asyncio.sleep(0)
-    assert looks.count("bad") == 2
-    assert "cannot look at bad" in caplog.text
-
-
 def test_refused_pods_are_those_since_we_asked() -> None:
     def event(seconds: float, message: str) -> dict[str, str]:
         return {"lastTimestamp": rfc3339(seconds), "message": message}
@@ -241,6 +195,5 @@ def test_refused_pods_are_those_since_we_asked() -> None:
 def test_an_api_server_that_does_not_answer_is_a_refusal() -> None:
     configuration = client.Configuration(host="http://127.0.0.1:9")  # nobody listens there
     configuration.retries = False
-    with pytest.raises(ApiRefused, match="does not answer") as refused:
+    with pytest.raises(ApiSilent, match="does not answer"):
         Api(client.ApiClient(configuration)).get("Pod", "n", "p")
-    assert refused.value.status == UNREACHED
