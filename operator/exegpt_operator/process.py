@@ -16,7 +16,7 @@ from aiohttp import web
 
 from exegpt_operator.api import Api, ApiRefused
 from exegpt_operator.health import Health
-from exegpt_operator.lease import RENEW_S, next_lease, released_lease
+from exegpt_operator.lease import RENEW_S, Neighbours, neighbours, next_lease, released_lease
 from exegpt_operator.loop import KINDS, Key, Loop
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.planner_process import Planner
@@ -50,6 +50,7 @@ class Process:
         )  # renewed in time, however much there is to look at
         self._tasks: list[asyncio.Task[None]] = []
         self.is_active = False
+        self._neighbours = Neighbours()
         self.queue: Queue[Key] = Queue(self._look, self._look_failed)
         self.health = Health(self.queue.age_s)
         loop.named = self.queue.add
@@ -71,7 +72,7 @@ class Process:
         """Begins its rounds; `scope` is the namespace that is looked after, None: all of them."""
         rounds = {
             "the lease": self._rounds(
-                "the lease", functools.partial(self._keep_lease, namespace, holder)
+                "the lease", functools.partial(self._keep_lease, namespace, holder, scope)
             ),
             "the resync": self._rounds("the resync", functools.partial(self._resync, scope)),
             "health": self._serve_health(health_port),
@@ -109,7 +110,7 @@ class Process:
         return True
 
     async def _look(self, key: Key) -> float | None:
-        if not self.is_active:
+        if not self.is_active or key.namespace in self._neighbours.own:
             return RENEW_S
         begin_s = time.monotonic()
         try:
@@ -136,11 +137,18 @@ class Process:
                 log.warning(f"cannot do {name}", extra={"problem": str(error)})
                 again_s = RENEW_S
 
-    async def _keep_lease(self, namespace: str, holder: str) -> float:
+    async def _keep_lease(self, namespace: str, holder: str, scope: str | None) -> float:
         held = False
         try:
-            held, version = await self._on_lease(self._renew, namespace, holder)
+            held, version = await self._on_lease(self._renew, namespace, holder, scope)
             self.health.lease_is(version)
+            if held and scope is None:
+                leases = await self._on_lease(self._leases)
+                found = neighbours(leases, namespace=namespace, now_s=time.time())
+                if found != self._neighbours:
+                    log.info("other operators", extra=asdict(found) | {"own": sorted(found.own)})
+                self._neighbours = found
+                held = not found.older
         finally:
             self._hold(held)
         return RENEW_S
@@ -153,11 +161,19 @@ class Process:
         if not held:
             self._metrics.forget_all()
 
-    def _renew(self, namespace: str, holder: str) -> tuple[bool, str]:
+    def _leases(self) -> list[dict[str, Any]]:
+        return self._api.list("Lease", None, fields={"metadata.name": LEASE})
+
+    def _renew(self, namespace: str, holder: str, scope: str | None) -> tuple[bool, str]:
         """Whether the Lease is ours now, and its resource version as far as it is known."""
         lease = self._api.get("Lease", namespace, LEASE)
         wanted = next_lease(
-            lease, name=LEASE, namespace=namespace, holder=holder, now_s=time.time()
+            lease,
+            name=LEASE,
+            namespace=namespace,
+            holder=holder,
+            scope="cluster" if scope is None else "namespace",
+            now_s=time.time(),
         )
         if lease is None:
             return wanted is not None and self._api.create(wanted), ""

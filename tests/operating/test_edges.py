@@ -9,7 +9,7 @@ from kubernetes import client
 
 from exegpt_operator.api import Api, ApiSilent
 from exegpt_operator.compare import is_as_wanted, quantity, stamped
-from exegpt_operator.lease import LEASE_S, next_lease
+from exegpt_operator.lease import LEASE_S, Neighbours, Scope, neighbours, next_lease
 from exegpt_operator.names import PROFILE_NAME_MAX, profile
 from exegpt_operator.reading import (
     deployment_of,
@@ -69,7 +69,7 @@ def test_times_go_there_and_back() -> None:
 
 
 def _lease(before: Any, holder: str, now_s: float) -> Any:
-    return next_lease(before, name="l", namespace="n", holder=holder, now_s=now_s)
+    return next_lease(before, name="l", namespace="n", holder=holder, scope="cluster", now_s=now_s)
 
 
 def test_one_holds_the_lease_until_it_ends() -> None:
@@ -197,3 +197,22 @@ def test_an_api_server_that_does_not_answer_is_a_refusal() -> None:
     configuration.retries = False
     with pytest.raises(ApiSilent, match="does not answer"):
         Api(client.ApiClient(configuration)).get("Pod", "n", "p")
+
+
+def held(namespace: str, scope: Scope, since_s: float) -> dict[str, Any]:
+    lease = next_lease(
+        None, name="l", namespace=namespace, holder=namespace, scope=scope, now_s=since_s
+    )
+    assert lease is not None
+    return lease
+
+
+def test_a_namespace_is_its_own_operators_and_all_others_the_oldest_ones() -> None:
+    leases = [held("a", "cluster", 1.0), held("b", "cluster", 0.0), held("c", "namespace", 2.0)]
+    seen = {name: neighbours(leases, namespace=name, now_s=3.0) for name in ("a", "b")}
+    assert seen["b"] == Neighbours(own=frozenset({"c"}))
+    assert seen["a"] == Neighbours(own=frozenset({"c"}), older="b")
+    assert neighbours(leases, namespace="a", now_s=LEASE_S + 0.5).older == "", "it has ended"
+    assert neighbours([], namespace="a", now_s=3.0) == Neighbours()
+    same = [held("a", "cluster", 1.0), held("b", "cluster", 1.0)]
+    assert [neighbours(same, namespace=n, now_s=2.0).older for n in ("a", "b")] == ["", "a"]
