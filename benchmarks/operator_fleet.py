@@ -69,6 +69,7 @@ def _measure(plane: ControlPlane, folder: Path, size: int, rest_s: float) -> Non
         _row("annotation -> gateway has its plan, s: one at a time", _steered_in_turn(fleet))
         for name in fleet.names():
             fleet.annotate(name)
+        fleet.until_steered(since=0)
         fleet.until_ready()
         _rest(operator, fleet, rest_s)
     finally:

@@ -110,7 +110,10 @@ def test_the_detector_gives_way_to_a_person(site: Site, operator: OperatorProces
     with pytest.raises(AssertionError, match="not overwritten"):
         site.until("overwritten", lambda: annotated(site) != pinned, within_s=5)
 
+    before = site.plan_id()
     site.annotate(input=None, output=None)
+    site.until_another_plan(before)
+    site.gateway().observe(1000, input_tokens=24, output_tokens=16)
     site.until("the detector's", lambda: site.status()["workload"].get("setBy") == names.DETECTOR)
     site.until_ready()
 
