@@ -104,12 +104,12 @@ class _Deciding:
     def _profiled(self) -> bool:
         deployment, profile = self._deployment, self.seen.profile
         if deployment.spec.suspend and self.seen.plan is not None:
+            if profile is None:  # of another spec: the devices are free for it now
+                self._make_profile()
             self._say(true("Profiled", Reason.PROFILED, "By what the plan on file rests on."))
             return True  # no plan is made meanwhile
         if profile is None:
-            self.actions.append(
-                Apply(stamped(profiles.profile(deployment, self.images)), is_owned=False)
-            )
+            self._make_profile()
             return self._waiting(unknown("Profiled", Reason.PROFILING, "The profile is made."))
         if profile.ready == "False":
             reason = reason_of(profile.reason)
@@ -118,6 +118,12 @@ class _Deciding:
             words = profile.message or f"Profile {profile.name} is being measured."
             reason = reason_of(profile.reason)  # of its pod, where that has trouble
             why = reason if reason in ACTIONABLE else Reason.PROFILING
+            if why is Reason.INSUFFICIENT_GPUS and any(
+                p.is_scheduled for p in self.seen.worker_pods
+            ):
+                words += (
+                    " This deployment's own pods hold devices: suspend it until it is profiled."
+                )
             return self._waiting(unknown("Profiled", why, words))
         self._say(true("Profiled", Reason.PROFILED, f"By {profile.name}, on {profile.device}."))
         return True
@@ -133,6 +139,10 @@ class _Deciding:
             return plan is not None  # what runs goes on
         if plan is not None and plan.inputs == seen.inputs:
             return self._planned(plan)
+        if not seen.inputs and plan is not None:  # another profile is on its way
+            words = f"Plan {plan.id} is in force until there is a profile to plan by."
+            self._say(unknown("Scheduled", Reason.PENDING, words))
+            return True
         refusal = seen.refusal
         if refusal is not None and refusal.inputs == seen.inputs:
             self._say(false("Scheduled", reason_of(refusal.reason), refusal.message))
@@ -279,6 +289,10 @@ class _Deciding:
 
     # Parts of stages.
 
+    def _make_profile(self) -> None:
+        wanted = profiles.profile(self._deployment, self.images)
+        self.actions.append(Apply(stamped(wanted), is_owned=False))
+
     @property
     def _deployment(self) -> Deployment:
         assert self.seen.deployment is not None, "validated first"
@@ -322,7 +336,11 @@ class _Deciding:
 
     def _replace_stale(self) -> None:
         """Worker pods of an older template make way, all at once: their KV would not fit the new ones'."""
-        newest = (self._stateful_set or {}).get("status", {}).get("updateRevision", "")
+        there = self._stateful_set or {}
+        status = there.get("status", {})
+        if status.get("observedGeneration") != there.get("metadata", {}).get("generation"):
+            return  # its controller has yet to say which template is the newest
+        newest = status.get("updateRevision", "")
         for pod in self.seen.worker_pods:
             if newest and pod.revision and pod.revision != newest and not pod.is_deleting:
                 self.actions.append(DeletePod(pod.name, pod.uid))

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from exegpt_operator import names
@@ -23,6 +24,11 @@ from exegpt_operator.reasons import Reason
 from exegpt_operator.seen import PodSeen
 from exegpt_operator.summing_up import event_type
 from exegpt_operator.times import rfc3339
+from exegpt_planner.errors import InvalidSpec
+from exegpt_planner.memory import MemoryBudget
+from exegpt_planner.model_spec import parse_model_spec
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.strict import json_object, parse_json
 
 WATCH_S = 30.0
 PROGRESS_S = 2.0
@@ -59,6 +65,7 @@ class ProfileState:
     has_token: bool = False
     children: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job_failure: str = ""
+    refused: str = ""  # what admission or quota said to its pod
     pods: tuple[PodSeen, ...] = ()
     progress: Mapping[str, Progress] = field(default_factory=dict)  # by pod
     is_namespace_ending: bool = False
@@ -88,6 +95,8 @@ def decide_profile(state: ProfileState, images: Images) -> ProfileDecision:
     if state.table is not None:
         actions += [Take(pod) for pod in state.progress]
         condition = true("Ready", Reason.PROFILED)
+        if problem := _problem_of(state.table):
+            condition = false("Ready", Reason.PROFILE_FAILED, problem)
     elif _is_failed(state):
         return ProfileDecision()
     else:
@@ -101,6 +110,26 @@ def decide_profile(state: ProfileState, images: Images) -> ProfileDecision:
         status=None if status == before else status,
         look_again_s=look_again_s,
     )
+
+
+def _problem_of(table: Mapping[str, Any]) -> str:
+    """What is wrong with a ConfigMap that is to hold a table, its model and its memory; it may be made by hand."""
+    name, data = table["metadata"]["name"], table.get("data", {})
+    texts = tuple(str(data.get(file, "")) for file in ("table.json", "model.json", "memory.json"))
+    return _problem_in(f"ConfigMap {name}", *texts)
+
+
+@lru_cache(maxsize=32)  # it is immutable, and looked at again and again
+def _problem_in(where: str, table: str, model: str, memory: str) -> str:
+    try:
+        parse_json(ProfileTable, table, source=f"{where}, table.json")
+        parse_model_spec(model, source=f"{where}, model.json")
+        MemoryBudget(**json_object(memory, source=f"{where}, memory.json"))
+    except InvalidSpec as error:
+        return str(error)
+    except (TypeError, ValueError) as error:
+        return f"{where}, memory.json: {error}"
+    return ""
 
 
 def _is_failed(state: ProfileState) -> bool:
@@ -134,6 +163,8 @@ def _measured(
     actions += [  # neither changes while it measures
         Apply(stamped(wanted)) for wanted in (config, job) if key_of(wanted) not in state.children
     ]
+    if state.refused:
+        return unknown("Ready", Reason.FORBIDDEN, state.refused), WATCH_S
     if (cause := worst(state.pods, state.resource["spec"]["resourceName"])) is not None:
         return unknown("Ready", cause[0], cause[1]), PROGRESS_S
     for progress in state.progress.values():
@@ -188,7 +219,7 @@ def _status(state: ProfileState, condition: Condition) -> dict[str, Any]:
             time=rfc3339(state.now_s),
         ),
     }
-    if state.table is not None:
+    if state.table is not None and condition.status == "True":
         text = state.table["data"]["table.json"]
         table = json.loads(text)
         status |= {

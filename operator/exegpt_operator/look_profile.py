@@ -15,7 +15,7 @@ from exegpt_operator.decide_profile import ProfileState, Progress, table_name
 from exegpt_operator.look import is_ending, token_of
 from exegpt_operator.manifests import profiles
 from exegpt_operator.manifests.images import Images
-from exegpt_operator.reading import deployment_of, pod_of
+from exegpt_operator.reading import deployment_of, pod_of, refused_pods
 from exegpt_operator.seen import PodSeen
 
 Object = Mapping[str, Any]
@@ -45,6 +45,7 @@ def look_at_profile(
             has_token=bool(token),
             children={where: child for where, child in children.items() if child is not None},
             job_failure=_job_failure(job),
+            refused="" if job is None or pods else _refused(api, job),
             pods=pods,
             progress=_progress(pods, token),
             is_namespace_ending=is_ending(api, namespace),
@@ -87,6 +88,11 @@ def _progress(pods: tuple[PodSeen, ...], token: str) -> dict[str, Progress]:
             except talk.Silent:
                 continue
     return found
+
+
+def _refused(api: Api, job: Object) -> str:
+    fields = {"involvedObject.uid": job["metadata"]["uid"], "reason": "FailedCreate"}
+    return refused_pods(job, api.list("Event", job["metadata"]["namespace"], fields=fields))
 
 
 def _job_failure(job: Object | None) -> str:

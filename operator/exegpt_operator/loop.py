@@ -94,7 +94,7 @@ class Loop:
             return SOON_S
         seen = replace(
             looked.seen,
-            refused=self._refused.pop(key, ""),
+            refused=self._refused.pop(key, looked.seen.refused),
             refusal=self._refusals.get(key, looked.seen.refusal),
         )
         decision = decide(seen, self._images)

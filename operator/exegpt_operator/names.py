@@ -38,6 +38,7 @@ HTTP_PORT = 8000
 
 PROFILE_NAME_MAX = 50
 _DIGEST = 10
+_NOT_MEASURED = ("labels", "tolerations", "priorityClassName")
 
 
 def workers(deployment: str) -> str:
@@ -98,7 +99,9 @@ def digest(value: Mapping[str, Any]) -> str:
 
 
 def profile(spec: Mapping[str, Any]) -> str:
-    """The name of the profile with this spec: equal specs share one."""
+    """The name of the profile with this spec: those that measure the same share one, whatever their pods are called."""
+    template = {k: v for k, v in spec.get("podTemplate", {}).items() if k not in _NOT_MEASURED}
+    spec = {**spec, "podTemplate": template}
     model = str(spec["model"]["uri"]).rstrip("/").rpartition("/")[2].lower()
     slug = re.sub(r"[^a-z0-9]+", "-", model).strip("-")[: PROFILE_NAME_MAX - _DIGEST - 1]
     return f"{slug.strip('-') or 'model'}-{digest(spec)}"

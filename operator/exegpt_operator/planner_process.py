@@ -1,7 +1,7 @@
-"""A process a search: whatever ends it, a bug, the kernel where memory runs out, ends nothing else.
+"""The planner's process: whatever ends it, a bug, the kernel where memory runs out, ends nothing else.
 
-The next search has a fresh one, and memory goes back when it is over. One is started ahead, as loading what a search
-needs takes longer than many a search.
+It answers one question after another, as loading what a search needs takes longer than many a search; one that has
+ended is followed by a fresh one. An answer is a function of its question and nothing else, so the latest are kept.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import json
 import logging
 import signal
 import sys
+import tempfile
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import IO
 
 from exegpt_operator.planning import Answer, Question
 from exegpt_operator.reasons import Reason
@@ -21,58 +24,101 @@ log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "exegpt_operator.planning")
 LIMIT_S = 900.0  # of one search, which takes seconds
+ANSWER_BYTES = 1 << 26  # at most
+REMEMBERED = 64
 
 
 class Planner:
     """Searches one at a time: a search takes a whole core and much memory."""
 
     def __init__(self, command: Sequence[str] = COMMAND, *, limit_s: float = LIMIT_S) -> None:
-        """`command` reads a question as JSON and writes the answer as JSON."""
+        """`command` reads questions, a line of JSON each, and writes a line of JSON in answer to each."""
         self._command, self._limit_s = command, limit_s
         self._one = asyncio.Lock()
-        self._ahead: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._said: IO[bytes] | None = None  # its stderr
+        self._answers: OrderedDict[str, Answer] = OrderedDict()  # by the question's inputs
 
-    async def start_ahead(self) -> None:
-        """Has a process load what the next search needs."""
-        if self._ahead is None:
-            self._ahead = await self._started()
+    async def start(self) -> asyncio.subprocess.Process:
+        """The process; a fresh one if there is none."""
+        if self._process is None or self._process.returncode is not None:
+            await self.close()
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=self._said,
+                limit=ANSWER_BYTES,
+            )
+        return self._process
 
     async def close(self) -> None:
-        """Ends the process that waits."""
-        process, self._ahead = self._ahead, None
+        """Ends the process."""
+        process, self._process = self._process, None
         if process is not None:
-            await _end(process)
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()  # waits, and closes its pipes
+        if self._said is not None:
+            self._said.close()
+            self._said = None
 
     async def __call__(self, question: Question) -> Answer:
         """The answer; a process that fails is a refusal with the cause. Ends the process if it is cancelled."""
         async with self._one:
-            process, self._ahead = self._ahead or await self._started(), None
-            try:
-                async with asyncio.timeout(self._limit_s):
-                    out, said = await process.communicate(json.dumps(asdict(question)).encode())
-            except TimeoutError:
-                return _failed(question, f"it had not ended after {self._limit_s:g} s", "")
-            finally:
-                await _end(process)
-            await self.start_ahead()
-        if process.returncode == 0:
-            return Answer(**json.loads(out))
-        words = said.decode(errors="replace").strip()
-        return _failed(question, _cause(process.returncode or 0, words), words)
+            if (known := self._answers.get(question.inputs)) is not None:
+                self._answers.move_to_end(question.inputs)
+                return known
+            answer = await self._searched(question)
+            if answer.reason != Reason.PLAN_FAILED:
+                self._answers[question.inputs] = answer
+                if len(self._answers) > REMEMBERED:
+                    self._answers.popitem(last=False)
+            return answer
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+    async def _searched(self, question: Question) -> Answer:
+        process = await self.start()
+        is_done = False
+        try:
+            async with asyncio.timeout(self._limit_s):
+                line = await _exchange(process, json.dumps(asdict(question)).encode() + b"\n")
+            is_done = bool(line)
+        except TimeoutError:
+            return _failed(question, f"it had not ended after {self._limit_s:g} s", "")
+        finally:
+            if not is_done:
+                words = await self._ended(process)
+        if not is_done:
+            return _failed(question, _cause(process.returncode or 0, words), words)
+        return Answer(**json.loads(line))
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> str:
+        """Waits for a process that answers no more, killing it if it only does not; what it said."""
+        try:
+            async with asyncio.timeout(1.0):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        words = ""
+        if self._said is not None:
+            self._said.seek(0)
+            words = self._said.read().decode(errors="replace").strip()
+        await self.close()
+        return words
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> bytes:
+    """The answer's line; empty where the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(question)
+        await process.stdin.drain()
+        return await process.stdout.readline()
+    except (BrokenPipeError, ConnectionResetError):
+        return b""
 
 
 def _failed(question: Question, cause: str, said: str) -> Answer:

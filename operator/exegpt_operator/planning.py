@@ -116,13 +116,11 @@ def without_proof(plan: Plan) -> Plan:
 
 
 def main() -> None:
-    """One question from stdin, its answer to stdout; nothing where the asker has gone."""
-    text = sys.stdin.read()
-    if not text:
-        return
-    data = json.loads(text)
-    question = Question(**data | {"strategies": tuple(data["strategies"])})
-    json.dump(asdict(plan(question)), sys.stdout)
+    """Questions from stdin, a line of JSON each; their answers to stdout, a line each, until there are no more."""
+    for line in sys.stdin:
+        data = json.loads(line)
+        question = Question(**data | {"strategies": tuple(data["strategies"])})
+        print(json.dumps(asdict(plan(question))), flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Process:
         self._lease_thread = ThreadPoolExecutor(
             1
         )  # renewed in time, however much there is to look at
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self.is_active = False
         self._neighbours = Neighbours()
         self.queue: Queue[Key] = Queue(self._look, self._look_failed)
@@ -81,7 +81,7 @@ class Process:
             task = asyncio.get_running_loop().create_task(work)
             self._tasks.append(task)
             task.add_done_callback(functools.partial(_end_with, name))
-        self._tasks.append(asyncio.get_running_loop().create_task(self._planner.start_ahead()))
+        self._tasks.append(asyncio.get_running_loop().create_task(self._planner.start()))
 
     async def end(self, *, namespace: str, holder: str) -> bool:
         """Stops acting, then lets another operator act at once; whether nothing goes on any more.

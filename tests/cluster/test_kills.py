@@ -216,7 +216,6 @@ def test_no_pod_is_made_anew(lives: Lives) -> None:
     assert lives.pods_killed == lives.pods_calm
 
 
-@pytest.mark.xfail(reason="why a plan is made depends on a status that may be written before it")
 def test_plans_say_why_they_were_made(lives: Lives) -> None:
     found = differences(lives.calm, lives.killed)
     assert found == {}, json.dumps(found, indent=1)

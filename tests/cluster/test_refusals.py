@@ -143,7 +143,6 @@ def test_a_profile_that_fails_is_measured_again_once_deleted(
     site.until_ready()
 
 
-@pytest.mark.xfail(reason="the loop does not hand on what the look found refused", strict=True)
 def test_pods_that_a_quota_refuses(site: Site, operator: OperatorProcess) -> None:
     site.apply(scheduling=DRY)
     site.until_reason("Ready", "DryRun")

@@ -172,6 +172,26 @@ def test_suspend_gives_devices_back_and_resume_needs_no_search() -> None:
     assert world.condition("Stalled")[0] == "False"
 
 
+def test_another_spec_is_profiled_while_suspended_and_not_planned_before() -> None:
+    world = serving()
+    change(world, suspend=True)
+    world.settle()
+    world.has_profile, world.profile_ready = False, "Unknown"
+    world.turn()
+    assert world.has_profile, "the devices are free for it"
+    assert world.condition("Ready") == ("False", "Suspended")
+    assert scaled(world) == 0
+
+
+def test_a_profile_that_waits_for_the_deployments_own_devices_says_so() -> None:
+    world = serving()
+    world.profile_ready, world.profile_reason = "Unknown", "InsufficientGPUs"
+    world.turn()
+    assert world.condition("Profiled") == ("Unknown", "InsufficientGPUs")
+    assert "suspend it until it is profiled" in world.message("Profiled")
+    assert scaled(world) == 2, "what runs goes on"
+
+
 def test_review_waits_for_the_plans_id() -> None:
     world = World(resource=resource(scheduling={"planPolicy": "Review"}))
     world.settle()

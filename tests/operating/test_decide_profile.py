@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from exegpt_operator import names
 from exegpt_operator.actions import Apply, Emit, MakeToken
 from exegpt_operator.compare import key_of
@@ -23,7 +25,8 @@ from exegpt_operator.reading import deployment_of
 from exegpt_operator.seen import PodSeen
 from operator_world import IMAGES, resource
 
-TABLE = (Path(__file__).parents[1] / "golden" / "profile.json").read_text()
+GOLDEN = Path(__file__).parents[1] / "golden"
+TABLE, MODEL = (GOLDEN / "profile.json").read_text(), (GOLDEN / "model.json").read_text()
 
 
 def made() -> dict[str, Any]:
@@ -68,7 +71,7 @@ def test_progress_is_told() -> None:
 
 
 def test_a_table_is_put_on_file_before_the_pod_may_end() -> None:
-    progress = {"p": Progress(table=TABLE, model="{}", device_bytes=7, reserve_bytes=3)}
+    progress = {"p": Progress(table=TABLE, model=MODEL, device_bytes=7, reserve_bytes=3)}
     decision = decide_profile(state(progress=progress), IMAGES)
     assert not [each for each in decision.actions if isinstance(each, Take)]
     (applied,) = (each.object for each in decision.actions if isinstance(each, Apply))
@@ -113,4 +116,37 @@ def test_profiles_are_shared_by_equal_deployments_only() -> None:
     deployment, _ = deployment_of(resource(podTemplate={"nodeSelector": {"gpu": "a40"}}))
     assert deployment is not None
     assert profile(deployment, IMAGES)["metadata"]["name"] != first
+    named = {"labels": {"team": "nlp"}, "priorityClassName": "high"}
+    deployment, _ = deployment_of(resource(podTemplate=named))
+    assert deployment is not None
+    assert profile(deployment, IMAGES)["metadata"]["name"] == first, "as fast under any name"
     assert made()["kind"] == names.PROFILE
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("table.json", "{", "not JSON"),
+        ("table.json", '{"version": "exegpt.profile/v0"}', "version"),
+        ("model.json", "[]", "expected a JSON object"),
+        ("memory.json", '{"bytes": 3}', "memory.json"),
+        ("memory.json", None, "memory.json"),
+    ],
+)
+def test_a_table_by_hand_that_is_none_is_refused(file: str, text: str | None, words: str) -> None:
+    memory = '{"device_bytes": 7, "reserve_bytes": 3}'
+    data = {"table.json": TABLE, "model.json": MODEL, "memory.json": memory} | {file: text}
+    table = {
+        "metadata": {"name": "by-hand"},
+        "data": {key: value for key, value in data.items() if value is not None},
+    }
+    status, reason, message = ready(decide_profile(state(table=table), IMAGES))
+    assert (status, reason) == ("False", "ProfileFailed")
+    assert "ConfigMap by-hand" in message
+    assert words in message
+
+
+def test_a_pod_that_a_quota_refuses_is_said_so() -> None:
+    decision = decide_profile(state(refused="pods is forbidden: exceeded quota: few"), IMAGES)
+    assert ready(decision)[:2] == ("Unknown", "Forbidden")
+    assert "exceeded quota: few" in ready(decision)[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,28 @@ def command(script: str) -> tuple[str, ...]:
 
 async def test_the_process_answers_as_the_function_does() -> None:
     planner = Planner()
-    await planner.start_ahead()
+    first = await planner.start()
     answer = await planner(QUESTION)
     assert answer == plan(QUESTION)
     assert answer.plan
+    other = replace(QUESTION, bound_s=2 * QUESTION.bound_s)
+    assert (await planner(other)).inputs == other.inputs
+    assert await planner.start() is first, "one process for many questions"
+    await planner.close()
+
+
+async def test_a_question_asked_again_is_not_searched_again(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    script = f"""
+for line in sys.stdin:
+    open({str(count)!r}, "a").write("x")
+    print(json.dumps({{"inputs": "i", "plan": "p"}}), flush=True)"""
+    planner = Planner(command(script))
+    answers = [await planner(QUESTION) for _ in range(3)]
+    assert {answer.plan for answer in answers} == {"p"}
+    assert count.read_text() == "x"
+    await planner(replace(QUESTION, bound_s=77.0))
+    assert count.read_text() == "xx"
     await planner.close()
 
 
@@ -49,7 +68,7 @@ async def test_after_one_that_was_killed_the_next_answers(tmp_path: Path) -> Non
     script = (
         f"\nif not os.path.exists({str(once)!r}):\n"
         f"    open({str(once)!r}, 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "json.dump({'inputs': sys.stdin.read()[:1], 'plan': 'p'}, sys.stdout)"
+        "print(json.dumps({'inputs': sys.stdin.readline()[:1], 'plan': 'p'}), flush=True)"
     )
     planner = Planner(command(script))
     assert (await planner(QUESTION)).reason == "PlanFailed"

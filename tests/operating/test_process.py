@@ -23,7 +23,7 @@ import pytest
 from kubernetes.config import kube_config
 from prometheus_client import CollectorRegistry
 
-from exegpt_operator import main, process
+from exegpt_operator import health, main, process
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.process import LEASE, Process
 from operator_api import ApiServer, deployment_path, serving
@@ -74,9 +74,12 @@ def ready(api: ApiServer) -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Process, int]]:
+async def running(
+    monkeypatch: pytest.MonkeyPatch, *, deaf_after: int = 600
+) -> AsyncIterator[tuple[Process, int]]:
     """An operator in this process, which renews twenty times a second; its health's port."""
     monkeypatch.setattr(process, "RENEW_S", 0.05)
+    monkeypatch.setattr(health, "DEAF_AFTER", deaf_after)
     port = free_port()
     options = Namespace(
         namespace=NAMESPACE,
@@ -128,7 +131,7 @@ async def test_it_is_ready_hears_of_resources_and_gives_the_lease_back(
 async def test_dead_watches_end_its_health_and_what_it_hears_mends_it(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(monkeypatch) as (made, port):
+    async with running(monkeypatch, deaf_after=12) as (made, port):
         await until(lambda: made.is_active and not made.health.lacking())
         api.is_mute = True
         await until(lambda: made.health.problem() != "")
