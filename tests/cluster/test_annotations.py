@@ -105,6 +105,7 @@ def test_the_detector_gives_way_to_a_person(site: Site, operator: OperatorProces
     assert site.status()["workload"]["setBy"] == "kubectl-annotate"
     assert site.status()["workload"]["source"] == "Annotation"
     pinned = annotated(site)
+    site.until("steered", lambda: site.gateway().plan_id == site.plan_id())
     site.gateway().observe(1000, input_tokens=40, output_tokens=40)
     site.until_reason("Drifted", "Drifted")
     with pytest.raises(AssertionError, match="not overwritten"):

@@ -18,7 +18,7 @@ from cluster import binaries
 from cluster.required import lacks
 from exegpt_operator import main
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.smoke, pytest.mark.timeout(1800)]
 
 CHARTS = Path(__file__).parents[2] / "charts"
 VALUES = {

@@ -25,6 +25,7 @@ def client(installed: Cluster) -> Client:
     return Client.made(installed, NAMESPACE)
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("measured")
 def test_tokens_by_waa_across_two_pods(installed: Cluster, client: Client) -> None:
     installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["WAA"]}))
@@ -39,6 +40,7 @@ def test_tokens_by_waa_across_two_pods(installed: Cluster, client: Client) -> No
         assert 0 < handed_over < sent.bytes() < 2 * handed_over + 50_000
 
 
+@pytest.mark.smoke
 def test_a_decoder_killed_amid_transfers_loses_no_query(installed: Cluster, client: Client) -> None:
     text = client.ask(NAME, tokens=24)
     pod = roles(installed)["decoder"]
@@ -75,6 +77,7 @@ def test_at_rest_nothing_is_written(installed: Cluster) -> None:
     )
 
 
+@pytest.mark.smoke
 def test_rra_on_the_same_pods(installed: Cluster, client: Client) -> None:
     text, before = client.ask(NAME), identity(installed)
     installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["RRA"]}))
@@ -89,6 +92,7 @@ def test_rra_on_the_same_pods(installed: Cluster, client: Client) -> None:
     assert list(roles(installed)) == ["both"]
 
 
+@pytest.mark.smoke
 def test_drift_is_answered_in_place_under_load(installed: Cluster, client: Client) -> None:
     before, first = identity(installed), plan(installed)
     load = client.load(NAME, streams=8, seconds=30, words=20, tokens=16)

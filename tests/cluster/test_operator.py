@@ -23,6 +23,7 @@ OURS = {names.NAME_LABEL: "exegpt"}
 CHILDREN = ("StatefulSet", "Service", "ConfigMap")
 
 
+@pytest.mark.smoke
 def test_a_life(site: Site, operator: OperatorProcess) -> None:
     site.apply()
     site.until_ready()
@@ -181,6 +182,7 @@ def _deployments(site: Site, kind: str) -> list[dict[str, Any]]:
     return site.api.list(kind, site.namespace, OURS | {names.INSTANCE_LABEL: NAME})
 
 
+@pytest.mark.smoke
 def test_a_second_operator_waits_and_takes_over(
     site: Site, operator: OperatorProcess, tmp_path: Path
 ) -> None:

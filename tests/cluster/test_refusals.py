@@ -34,7 +34,8 @@ def test_a_claim_that_is_missing_and_then_unbound(site: Site, operator: Operator
     }
     site.api.create(claim)
     site.until("scheduler's words", lambda: "unbound" in site.condition("Profiled")[2])
-    assert site.condition("Reconciling")[0] == "True"
+    assert site.condition("Profiled")[1] == "Unschedulable"
+    assert site.condition("Stalled")[0] == "True"
     assert profile(site)["status"]["conditions"][0]["reason"] == "Unschedulable"
     site.plane.apply(
         {

@@ -9,7 +9,11 @@ import pytest
 
 from cluster.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]  # the first time the programs are built
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.smoke,
+    pytest.mark.timeout(1800),
+]  # the first time the programs are built
 
 
 def deployment(name: str = "translate", **spec: Any) -> dict[str, Any]:

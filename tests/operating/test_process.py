@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -67,6 +68,10 @@ async def until(holds: Callable[[], bool], *, within_s: float = 40.0) -> None:
             await asyncio.sleep(0.01)
 
 
+def has_heard(made: Process, since_s: float) -> bool:
+    return made.health.watch_age_s < time.monotonic() - since_s
+
+
 def ready(api: ApiServer) -> tuple[str, str]:
     status = api.objects[deployment_path()].get("status", {})
     found = {each["type"]: each for each in status.get("conditions", [])}
@@ -75,11 +80,11 @@ def ready(api: ApiServer) -> tuple[str, str]:
 
 @asynccontextmanager
 async def running(
-    monkeypatch: pytest.MonkeyPatch, *, deaf_after: int = 600
+    monkeypatch: pytest.MonkeyPatch, *, deaf_after: int = 10_000
 ) -> AsyncIterator[tuple[Process, int]]:
     """An operator in this process, which renews twenty times a second; its health's port."""
     monkeypatch.setattr(process, "RENEW_S", 0.05)
-    monkeypatch.setattr(health, "DEAF_AFTER", deaf_after)
+    monkeypatch.setattr(health, "DEAF_AFTER", deaf_after)  # renewals
     port = free_port()
     options = Namespace(
         namespace=NAMESPACE,
@@ -159,11 +164,12 @@ async def test_one_that_waits_for_the_lease_is_ready_alive_and_writes_nothing(
         )
 
     renew()
-    async with running(monkeypatch) as (made, _port):
+    async with running(monkeypatch, deaf_after=12) as (made, _port):
         await until(lambda: not made.health.lacking())
         for _ in range(40):
+            begin_s = time.monotonic()
             renew()
-            await asyncio.sleep(0.05)
+            await until(functools.partial(has_heard, made, begin_s))
             assert made.health.problem() == ""
         assert not made.is_active
         assert ready(api) == ("", "")
@@ -207,8 +213,8 @@ def operator(api: ApiServer, tmp_path: Path) -> Iterator[tuple[Any, int, int, Pa
 async def test_as_a_process_it_speaks_json_and_ends_in_seconds(
     api: ApiServer, operator: tuple[Any, int, int, Path]
 ) -> None:
-    running, health, metrics, log = operator
-    await until(lambda: asked(health, "/readyz")[0] == 200)
+    running, port, metrics, log = operator
+    await until(lambda: asked(port, "/readyz")[0] == 200)
     api.put(resource())
     await until(lambda: ready(api)[1] == "MissingClaim")
     counted = 'exegpt_operator_deployments{reason="MissingClaim"} 1.0'
@@ -225,8 +231,8 @@ async def test_as_a_process_it_speaks_json_and_ends_in_seconds(
 async def test_a_call_that_hangs_does_not_hold_up_the_end_and_leaves_the_lease_to_run_out(
     api: ApiServer, operator: tuple[Any, int, int, Path]
 ) -> None:
-    running, health, _, log = operator
-    await until(lambda: asked(health, "/readyz")[0] == 200)
+    running, port, _, log = operator
+    await until(lambda: asked(port, "/readyz")[0] == 200)
     api.hangs.add(("GET", "persistentvolumeclaims"))
     api.put(resource())
     await until(lambda: ("GET", f"{NAMESPACE}/persistentvolumeclaims/weights") in api.calls)
