@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cluster import binaries, images, steps
-from cluster.control_plane import ControlPlane
+from cluster.control_plane import ApiServer, ControlPlane
 from cluster.fake_node import FakeNodes
 from cluster.measured import Measured
 from cluster.node import PAUSE, Node, lacking
@@ -22,6 +24,7 @@ from cluster.steps import OperatorProcess, Site
 from cluster.whole import BASE, DEVICE, SERVING, Cluster
 
 ROOT = Path(__file__).parents[2]
+EXISTING = "EXEGPT_TEST_KUBECONFIG"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +49,7 @@ def control_plane(
     programs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
     """An API server with its controllers and our resource definitions, without nodes."""
+    _own_clusters_only()
     made = ControlPlane.started(
         tmp_path_factory.mktemp("control-plane") / "run", programs, for_nodes=False
     )
@@ -54,6 +58,26 @@ def control_plane(
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def api_server(request: pytest.FixtureRequest) -> ApiServer:
+    """One with our definitions: of the cluster that EXEGPT_TEST_KUBECONFIG names, or else one of our own."""
+    existing = os.environ.get(EXISTING)
+    if not existing:
+        found: ApiServer = request.getfixturevalue("control_plane")
+        return found
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        lacks("there is no kubectl")
+    server = ApiServer(binaries=Path(str(kubectl)).parent, kubeconfig=Path(existing))
+    server.define(sorted((ROOT / "crds").glob("*.yaml")))
+    return server
+
+
+def _own_clusters_only() -> None:
+    if os.environ.get(EXISTING):
+        pytest.skip(f"{EXISTING} is set: of that cluster's, only the definitions are tried")
 
 
 @pytest.fixture(scope="session")
@@ -92,15 +116,16 @@ def site(control_plane: ControlPlane, nodes: FakeNodes) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def volume() -> Path:
     """This interpreter, with everything installed and our packages as they are now."""
-    folder = Path(os.environ.get("EXEGPT_CLUSTER_VOLUME", "/var/tmp/exegpt-cluster-python"))
+    installed = sys.prefix.encode() + (ROOT / "constraints.txt").read_bytes()
+    folder = Path(f"/var/tmp/exegpt-cluster-{hashlib.sha256(installed).hexdigest()[:10]}")
     images.python_volume(folder, [ROOT / name for name in ("planner", "runner", "cli", "operator")])
     return folder
 
 
 @pytest.fixture(scope="session")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights() -> Path:
     """The demo model's folder, readable by anyone."""
     from exegpt_cli.cache import Cache
     from exegpt_cli.demo_model import demo_folder
@@ -118,6 +143,7 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory, volume: Path, weights: Path
 ) -> Iterator[Cluster]:
     """A control plane and a node, our definitions, and the volumes that pods of ours need."""
+    _own_clusters_only()
     if os.geteuid() != 0:
         lacks("a node needs root")
     if reason := lacking():

@@ -36,41 +36,12 @@ def free_port() -> int:
         return int(trial.getsockname()[1])
 
 
-@dataclass(slots=True)
-class ControlPlane:
-    """A running one; several run side by side, each on ports of its own."""
+@dataclass(slots=True, kw_only=True)
+class ApiServer:
+    """One that is reached by kubectl."""
 
-    folder: Path
-    binaries: Path
-    processes: Processes
-    authority: Authority
-    port: int = field(default_factory=free_port)
-    etcd: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
-    etcd_peers: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
-
-    @classmethod
-    def started(cls, folder: Path, binaries: Path, *, for_nodes: bool) -> ControlPlane:
-        """A new, empty one; `for_nodes` makes it reachable beyond loopback, from this machine's pods."""
-        authority = Authority.made_in(folder / "pki")
-        made = cls(folder, binaries, Processes(folder / "logs"), authority)
-        made._issue()
-        made._start(for_nodes=for_nodes)
-        return made
-
-    @property
-    def server(self) -> str:
-        """Where this machine's own processes reach the API server."""
-        return f"https://127.0.0.1:{self.port}"
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The administrator's."""
-        return self.authority.folder / "admin.kubeconfig"
-
-    @property
-    def audit_log(self) -> Path:
-        """Every write, one JSON object a line."""
-        return self.folder / "audit.log"
+    binaries: Path  # the folder of kubectl
+    kubeconfig: Path  # the administrator's
 
     def kubectl(
         self, *arguments: str, given: str | None = None, check: bool = True
@@ -99,6 +70,44 @@ class ControlPlane:
         """An object, or a list of them."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
         return found
+
+
+@dataclass(slots=True, kw_only=True)
+class ControlPlane(ApiServer):
+    """A running one of ours; several run side by side, each on ports of its own."""
+
+    folder: Path
+    processes: Processes
+    authority: Authority
+    port: int = field(default_factory=free_port)
+    etcd: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+    etcd_peers: str = field(default_factory=lambda: f"http://127.0.0.1:{free_port()}")
+
+    @classmethod
+    def started(cls, folder: Path, binaries: Path, *, for_nodes: bool) -> ControlPlane:
+        """A new, empty one; `for_nodes` makes it reachable beyond loopback, from this machine's pods."""
+        authority = Authority.made_in(folder / "pki")
+        kubeconfig = authority.folder / "admin.kubeconfig"
+        made = cls(
+            binaries=binaries,
+            kubeconfig=kubeconfig,
+            folder=folder,
+            processes=Processes(folder / "logs"),
+            authority=authority,
+        )
+        made._issue()
+        made._start(for_nodes=for_nodes)
+        return made
+
+    @property
+    def server(self) -> str:
+        """Where this machine's own processes reach the API server."""
+        return f"https://127.0.0.1:{self.port}"
+
+    @property
+    def audit_log(self) -> Path:
+        """Every write, one JSON object a line."""
+        return self.folder / "audit.log"
 
     def writes(self, since: int = 0) -> list[dict[str, Any]]:
         """The audit log's entries from line `since` on."""

@@ -160,13 +160,28 @@ def test_observed_lengths_are_planned_for_by_themselves(installed: Cluster, clie
 def test_another_bound_is_another_plan(installed: Cluster, client: Client) -> None:
     before, first = identity(installed), plan(installed)
     patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
-    installed.wait_for(
-        "planned for the bound",
-        lambda: plan(installed)["id"] != first["id"] and is_ready(installed),
-        within_s=60,
-        tell=lambda: tell(installed),
-    )
+    until_another_plan(installed, first["id"])
     assert plan(installed)["predictedSeconds"] <= 8
+    assert client.ask(NAME).strip()
+    assert identity(installed) == before
+
+
+def test_operators_that_are_killed_or_upgraded_restart_no_pod(
+    installed: Cluster, client: Client
+) -> None:
+    before = identity(installed)
+    for bound_s in (7, 9):
+        first = plan(installed)
+        patch(installed, f'{{"spec":{{"latencyBound":{{"seconds":{bound_s}}}}}}}')
+        (operator,) = installed.pods(SERVING, **{"app.kubernetes.io/name": "exegpt-operator"})
+        name = operator["metadata"]["name"]
+        installed.plane.kubectl(
+            "delete", "pod", name, "-n", SERVING, "--grace-period=0", "--force", "--wait=false"
+        )
+        until_another_plan(installed, first["id"])
+    installed.install(SERVING, **{"resources.limits.memory": "900Mi"})
+    patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
+    installed.wait_ready(NAMESPACE, NAME, within_s=120)
     assert client.ask(NAME).strip()
     assert identity(installed) == before
 
@@ -214,6 +229,16 @@ def test_suspend_resume_delete(installed: Cluster, client: Client) -> None:
         lambda: not installed.pods(NAMESPACE, **{"app.kubernetes.io/instance": NAME}),
         within_s=90,
         tell=lambda: str(installed.pods(NAMESPACE)),
+    )
+
+
+def until_another_plan(cluster: Cluster, first: str) -> None:
+    """Until a plan other than `first` is in force."""
+    cluster.wait_for(
+        "another plan",
+        lambda: plan(cluster)["id"] != first and is_ready(cluster),
+        within_s=120,
+        tell=lambda: tell(cluster),
     )
 
 

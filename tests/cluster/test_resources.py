@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.control_plane import ControlPlane
+from cluster.control_plane import ApiServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -31,9 +31,9 @@ def deployment(name: str = "translate", **spec: Any) -> dict[str, Any]:
     }
 
 
-def test_the_smallest_one_gets_its_defaults_and_a_status(control_plane: ControlPlane) -> None:
-    control_plane.apply(deployment("smallest"))
-    found = control_plane.get("xd", "smallest")
+def test_the_smallest_one_gets_its_defaults_and_a_status(api_server: ApiServer) -> None:
+    api_server.apply(deployment("smallest"))
+    found = api_server.get("xd", "smallest")
     assert found["spec"]["model"]["revision"] == "main"
     assert found["spec"]["cluster"]["resourceName"] == "nvidia.com/gpu"
     assert found["spec"]["scheduling"]["strategies"] == ["RRA", "WAA", "CRA"]
@@ -115,48 +115,46 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_says_why(control_plane: ControlPlane, case: str) -> None:
+def test_what_is_refused_says_why(api_server: ApiServer, case: str) -> None:
     spec, words = REFUSED[case]
-    said = control_plane.apply(deployment("refused", **spec), check=False)
+    said = api_server.apply(deployment("refused", **spec), check=False)
     assert words in said, said
-    assert control_plane.kubectl("get", "xd", "refused", check=False).returncode != 0
+    assert api_server.kubectl("get", "xd", "refused", check=False).returncode != 0
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_what_is_accepted(control_plane: ControlPlane, case: str) -> None:
-    said = control_plane.apply(deployment("accepted", **ACCEPTED[case]))
+def test_what_is_accepted(api_server: ApiServer, case: str) -> None:
+    said = api_server.apply(deployment("accepted", **ACCEPTED[case]))
     assert "serverside-applied" in said
-    control_plane.kubectl("delete", "xd", "accepted")
+    api_server.kubectl("delete", "xd", "accepted")
 
 
 @pytest.mark.parametrize(("name", "is_fine"), [("a" * 40, True), ("a" * 41, False), ("a.b", False)])
-def test_names_leave_room_for_what_is_made(
-    control_plane: ControlPlane, name: str, is_fine: bool
-) -> None:
-    said = control_plane.apply(deployment(name), check=False)
+def test_names_leave_room_for_what_is_made(api_server: ApiServer, name: str, is_fine: bool) -> None:
+    said = api_server.apply(deployment(name), check=False)
     assert ("serverside-applied" in said) == is_fine
     assert is_fine or "metadata.name: at most 40 characters" in said
 
 
-def test_a_misspelt_field_is_refused(control_plane: ControlPlane) -> None:
-    said = control_plane.apply(deployment("misspelt", latencybound={"seconds": 1}), check=False)
+def test_a_misspelt_field_is_refused(api_server: ApiServer) -> None:
+    said = api_server.apply(deployment("misspelt", latencybound={"seconds": 1}), check=False)
     assert "latencybound" in said
     assert "serverside-applied" not in said
 
 
-def test_explain_has_units(control_plane: ControlPlane) -> None:
-    said = " ".join(control_plane.kubectl("explain", "xd.spec.latencyBound").stdout.split())
+def test_explain_has_units(api_server: ApiServer) -> None:
+    said = " ".join(api_server.kubectl("explain", "xd.spec.latencyBound").stdout.split())
     assert "in seconds" in said
     assert "in percent" in said
 
 
-def test_a_status_through_the_main_resource_is_ignored(control_plane: ControlPlane) -> None:
-    control_plane.apply(deployment("own") | {"status": {"servedName": "mine"}}, check=False)
-    assert "servedName" not in control_plane.get("xd", "own")["status"]
+def test_a_status_through_the_main_resource_is_ignored(api_server: ApiServer) -> None:
+    api_server.apply(deployment("own") | {"status": {"servedName": "mine"}}, check=False)
+    assert "servedName" not in api_server.get("xd", "own")["status"]
 
 
-def test_columns(control_plane: ControlPlane) -> None:
-    control_plane.apply(deployment("shown"))
+def test_columns(api_server: ApiServer) -> None:
+    api_server.apply(deployment("shown"))
     status = {
         "status": {
             "servedName": "opt-13b",
@@ -167,10 +165,10 @@ def test_columns(control_plane: ControlPlane) -> None:
             },
         }
     }
-    control_plane.kubectl(
+    api_server.kubectl(
         "patch", "xd", "shown", "--subresource=status", "--type=merge", "-p", json.dumps(status)
     )
-    head, row = control_plane.kubectl("get", "xd", "shown", "-o", "wide").stdout.splitlines()
+    head, row = api_server.kubectl("get", "xd", "shown", "-o", "wide").stdout.splitlines()
     columns = ["MODEL", "STRATEGY", "BOUND", "P99", "READY", "REASON", "AGE", "PLAN", "GPUS"]
     assert [word for word in head.split() if word in columns] == columns
     assert head.split()[-2:] == ["N_D", "DRIFT"]
@@ -178,13 +176,13 @@ def test_columns(control_plane: ControlPlane) -> None:
     assert "5.123" in row
 
 
-def test_scale_by_the_subresource(control_plane: ControlPlane) -> None:
-    control_plane.apply(deployment("scaled"))
-    control_plane.kubectl("scale", "xd/scaled", "--replicas=3")
-    assert control_plane.get("xd", "scaled")["spec"]["replicas"] == 3
+def test_scale_by_the_subresource(api_server: ApiServer) -> None:
+    api_server.apply(deployment("scaled"))
+    api_server.kubectl("scale", "xd/scaled", "--replicas=3")
+    assert api_server.get("xd", "scaled")["spec"]["replicas"] == 3
 
 
-def test_a_profile_cannot_be_changed(control_plane: ControlPlane) -> None:
+def test_a_profile_cannot_be_changed(api_server: ApiServer) -> None:
     profile: dict[str, Any] = {
         "apiVersion": "exegpt.dev/v1alpha1",
         "kind": "ExeGPTProfile",
@@ -194,6 +192,6 @@ def test_a_profile_cannot_be_changed(control_plane: ControlPlane) -> None:
             "resourceName": "nvidia.com/gpu",
         },
     }
-    control_plane.apply(profile)
-    said = control_plane.apply(profile | {"spec": profile["spec"] | {"workers": 4}}, check=False)
+    api_server.apply(profile)
+    said = api_server.apply(profile | {"spec": profile["spec"] | {"workers": 4}}, check=False)
     assert "a profile cannot be changed" in said
