@@ -26,7 +26,7 @@ from cluster.fake_node import FakeNodes  # noqa: E402
 from cluster.fleet import Fleet  # noqa: E402
 from cluster.steps import OperatorProcess, Site  # noqa: E402
 
-ONE_BY_ONE = 20  # deployments applied while the operator has nothing else to do
+ONE_BY_ONE = 50  # deployments applied while the operator has nothing else to do
 
 
 def main() -> None:

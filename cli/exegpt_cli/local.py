@@ -48,6 +48,7 @@ GROWTH_BUDGET_S = (
     60.0  # of measuring where a smaller profile has just been measured: its samples are kept
 )
 MEMORY_SHARE = 0.5  # of what is available: the rest is for the page cache and whatever else runs
+RUNTIME_BYTES = 768 << 20  # of a worker that has loaded nothing: torch and its libraries
 RESERVE_BYTES = 256 << 20  # activations, tokenizer, gateway
 GRAIN_BYTES = 256 << 20  # so that the budget, and the plan, do not change with every free page
 
@@ -222,6 +223,7 @@ def _plan(wanted: Wanted, table: ProfileTable, budget: MemoryBudget) -> Plan:
 
 def memory_budget(num_workers: int = 1) -> MemoryBudget:
     """What weights and KV of one of the workers may take of the memory that is available now."""
-    available = min(psutil.virtual_memory().available, identity.memory_bytes())
+    limit = identity.memory_bytes() - num_workers * RUNTIME_BYTES  # a container's, or the machine's
+    available = max(0, min(psutil.virtual_memory().available, limit))
     share = int(available * MEMORY_SHARE / num_workers) // GRAIN_BYTES * GRAIN_BYTES
     return MemoryBudget(device_bytes=share, reserve_bytes=RESERVE_BYTES)

@@ -26,7 +26,8 @@ class Measured:
     @classmethod
     def on(cls, cluster: Cluster, namespace: str) -> Measured:
         """Measures, by a deployment that starts nothing; its profile stays in the namespace."""
-        wanted = deployment(namespace, "measure", scheduling={"planPolicy": "DryRun"})
+        scheduling = {"planPolicy": "DryRun", "strategies": ["RRA", "WAA"]}
+        wanted = deployment(namespace, "measure", scheduling=scheduling)
         cluster.plane.apply(wanted)
         cluster.wait_for(
             "measured",

@@ -37,7 +37,7 @@ def from_secret(key: str) -> dict[str, Any]:
     return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": key}}}
 
 
-LIMITS = {"limits": {"memory": "3Gi"}}
+LIMITS = {"limits": {"memory": "4Gi"}}
 CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "oom": (
         {"podTemplate": {"resources": {"limits": {"memory": "96Mi"}}}},

@@ -199,7 +199,7 @@ def deployment(namespace: str, name: str = "translate", **spec: Any) -> dict[str
         "cluster": {"gpus": 2, "gpusPerPod": 1, "resourceName": DEVICE},
         "latencyBound": {"seconds": 20.0},
         "workload": law,
-        "podTemplate": {"resources": {"limits": {"memory": "3Gi"}}},
+        "podTemplate": {"resources": {"limits": {"memory": "4Gi"}}},
     }
     return {
         "apiVersion": "exegpt.dev/v1alpha1",
