@@ -68,6 +68,7 @@ class World:
     devices: int = 8
     pods_become_ready: bool = True
     gateway_answers: bool = True
+    self_test: str = ""  # the gateway's problem with it
     answers: tuple[int, int] = (0, 0)  # kept, of all
     queries: int = 0
     drift: float = 0.0
@@ -165,7 +166,8 @@ class World:
         return {
             pod.name: ServingSeen(
                 plan_id=self.steered,
-                is_complete=bool(ready) and not lost,
+                is_complete=bool(ready) and not lost and not self.self_test,
+                self_test_problem=self.self_test,
                 lost_workers=lost,
                 num_kept=self.answers[0],
                 num_s99=self.answers[1],

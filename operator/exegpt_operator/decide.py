@@ -238,6 +238,9 @@ class _Deciding:
             if each.transfer_problem:
                 self._say(false("EndpointReady", Reason.TRANSFER_FAILED, each.transfer_problem))
                 return False
+            if each.self_test_problem:
+                self._say(false("EndpointReady", Reason.SELF_TEST_FAILED, each.self_test_problem))
+                return False
             if each.lost_workers and self.conditions["WorkersReady"].status == "True":
                 words = f"Lost, and waited for: {', '.join(each.lost_workers)}."
                 self._say(false("WorkersReady", Reason.STARTING, words))

@@ -149,6 +149,11 @@ class Reason(StrEnum):
         "A probe of KV did not get from encoders to decoders.",
         "Let pods reach each other's ports from 7400 on.",
     )
+    SELF_TEST_FAILED = (
+        "SelfTestFailed",
+        "A short query through all workers is not answered.",
+        "See the logs of the gateway and the workers; it is asked again by itself.",
+    )
     NO_OBSERVATIONS = "NoObservations", "Too few answers were seen to say."
     BROKEN = (
         "Broken",

@@ -90,6 +90,7 @@ class ServingSeen:
     is_complete: bool  # every worker holds the model and the KV probes have passed
     lost_workers: tuple[str, ...] = ()
     transfer_problem: str = ""
+    self_test_problem: str = ""
     num_s99: int = 0  # latest answers of the bound's length
     num_kept: int = 0  # of these, within the bound
     num_queries: int = 0  # observed since the plan in force

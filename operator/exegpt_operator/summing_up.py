@@ -18,7 +18,7 @@ ACTIONABLE = frozenset(
         Reason.MALFORMED_ANNOTATION, Reason.PROFILE_FAILED, Reason.INCOMPLETE_PROFILE,
         Reason.INFEASIBLE, Reason.MODEL_TOO_LARGE, Reason.PLAN_FAILED, Reason.INSUFFICIENT_GPUS, Reason.UNSCHEDULABLE,
         Reason.IMAGE_PULL_ERROR, Reason.CRASH_LOOP, Reason.OOM_KILLED, Reason.FORBIDDEN, 
-        Reason.TRANSFER_FAILED, Reason.BROKEN,
+        Reason.TRANSFER_FAILED, Reason.SELF_TEST_FAILED, Reason.BROKEN,
     }
 )  # fmt: skip
 

@@ -54,6 +54,7 @@ def report(ip: str, token: str, planned: Workload | None) -> ServingSeen:
         is_complete=reply.is_complete,
         lost_workers=tuple(reply.lost_workers),
         transfer_problem=reply.transfer_problem,
+        self_test_problem=reply.self_test_problem,
         num_s99=reply.num_answers,
         num_kept=reply.num_kept,
         num_queries=outputs.n,

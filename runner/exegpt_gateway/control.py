@@ -97,7 +97,8 @@ class Control(GatewayServicer):
         return gateway_pb2.ReportReply(
             plan_id=self._steering.plan_id,
             revision=self._steering.revision,
-            is_complete=conductor.is_settled,
+            is_complete=conductor.is_settled and self._steering.is_tested,
+            self_test_problem=self._steering.self_test_problem,
             lost_workers=conductor.lost_workers,
             transfer_problem=conductor.transfer_problem,
             num_answers=answers,

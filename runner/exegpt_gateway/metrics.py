@@ -68,13 +68,17 @@ class Metrics:
     def promised(self, promise: Promise) -> None:
         """Holds what comes from now against `promise`, which is on the table of the first one."""
         self._promise, expected = promise, promise.prediction
-        self._within.clear()
-        self.lengths.clear()
+        self.forget_observed()
         self.bound_s.set(promise.bound_s)
         self.promised_s.set(expected.promised_s)
         self.predicted_latency_s.set(expected.latency_mean_s)
         self.predicted_queries_per_s.set(expected.queries_per_s)
         self.predicted_tokens_per_s.set(expected.tokens_per_s)
+
+    def forget_observed(self) -> None:
+        """Begins anew to observe lengths and whether answers keep the bound."""
+        self._within.clear()
+        self.lengths.clear()
 
     def in_force(self, schedule: AnySchedule, revision: int = 1) -> None:
         """Shows the knobs of a schedule; those that it does not have are 0."""

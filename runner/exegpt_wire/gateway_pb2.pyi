@@ -209,17 +209,20 @@ class ReportReply(_message.Message):
     NUM_KEPT_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    SELF_TEST_PROBLEM_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     """as it was given with the plan in force"""
     revision: _builtins.int
     is_complete: _builtins.bool
-    """every worker holds the model, and KV gets from each encoder to each decoder"""
+    """every worker holds the model, KV gets from encoders to decoders, and a test query was answered"""
     transfer_problem: _builtins.str
     """why KV does not get through; empty: it does, or nothing is known yet"""
     num_answers: _builtins.int
     """the latest, normalised to the bound's length"""
     num_kept: _builtins.int
     """of these, within the bound"""
+    self_test_problem: _builtins.str
+    """why the test query is not answered; empty: it is, or was not asked yet"""
     @_builtins.property
     def lost_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """addresses"""
@@ -242,10 +245,11 @@ class ReportReply(_message.Message):
         num_kept: _builtins.int = ...,
         input: Global___Histogram | None = ...,
         output: Global___Histogram | None = ...,
+        self_test_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "is_complete", b"is_complete", "lost_workers", b"lost_workers", "num_answers", b"num_answers", "num_kept", b"num_kept", "output", b"output", "plan_id", b"plan_id", "revision", b"revision", "transfer_problem", b"transfer_problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "is_complete", b"is_complete", "lost_workers", b"lost_workers", "num_answers", b"num_answers", "num_kept", b"num_kept", "output", b"output", "plan_id", b"plan_id", "revision", b"revision", "self_test_problem", b"self_test_problem", "transfer_problem", b"transfer_problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -287,6 +287,17 @@ def test_a_lost_decoder_is_not_ready_and_comes_back() -> None:
     assert world.condition("Ready") == ("True", "Serving")
 
 
+def test_a_gateway_whose_test_query_fails_is_not_ready_and_says_why() -> None:
+    world = serving()
+    world.self_test = "a query of 8 tokens is not answered within 30 s"
+    world.settle()
+    assert world.condition("EndpointReady") == ("False", "SelfTestFailed")
+    assert "not answered within 30 s" in world.message("Ready")
+    world.self_test = ""
+    world.settle()
+    assert world.condition("Ready")[0] == "True"
+
+
 def test_a_manual_edit_is_reverted() -> None:
     world = serving()
     there = dict(world.children[WORKERS])

@@ -23,6 +23,7 @@ from exegpt_gateway.app import build_app
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.control import listening
 from exegpt_gateway.metrics import Metrics
+from exegpt_gateway.self_test import self_test
 from exegpt_gateway.server import serve
 from exegpt_gateway.steering import Foreseen, OtherLengths, Refused, Steering
 from exegpt_gateway.worker_link import WorkerLink
@@ -39,6 +40,8 @@ from exegpt_wire.token import read_token
 REPLICA = "EXEGPT_REPLICA"  # the pod's ordinal
 CALIBRATE_EVERY_S = 1.0
 MOST_WAITING = 4096
+LEAST_TEST_S = 30.0  # for the test query: the first step compiles
+POLL_S = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,6 +99,7 @@ class _Gateway:
             takes_lengths=True,
             plan_id=serving.plan_id,
         )
+        self._steering.is_tested = False
         self._stop = asyncio.Event()
 
     async def run(self, options: argparse.Namespace) -> None:
@@ -105,6 +109,7 @@ class _Gateway:
             loop.add_signal_handler(number, self._drain)
         conducting = asyncio.create_task(self._conductor.run())
         conducting.add_done_callback(lambda _: self._stop.set())
+        testing = asyncio.create_task(self._test_itself())
         app = build_app(self._conductor, self._served, self._metrics, holds_queries=True)
         try:
             async with listening(self._steering, options.control, token=self._token):
@@ -117,9 +122,21 @@ class _Gateway:
                     drain_s=lambda: drain_s(self._steering.plan.bound.seconds),
                 )
         finally:
+            testing.cancel()
             conducting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await conducting  # raises what ended it, if that was no signal
+
+    async def _test_itself(self) -> None:
+        """Asks a short query once every worker is there, until it is answered."""
+        steering, conductor = self._steering, self._conductor
+        token = self._model.bos_token if self._model.bos_token is not None else 0
+        within_s = max(LEAST_TEST_S, steering.plan.bound.seconds)
+        while not steering.is_tested:
+            if conductor.is_settled:
+                problem = await self_test(conductor, token=token, within_s=within_s)
+                steering.self_test_problem, steering.is_tested = problem, not problem
+            await asyncio.sleep(POLL_S)
 
     def _drain(self) -> None:
         self._conductor.drain()
