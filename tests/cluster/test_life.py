@@ -159,9 +159,9 @@ def test_observed_lengths_are_planned_for_by_themselves(installed: Cluster, clie
 
 def test_another_bound_is_another_plan(installed: Cluster, client: Client) -> None:
     before, first = identity(installed), plan(installed)
-    patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
+    patch(installed, '{"spec":{"latencyBound":{"seconds":4}}}')
     until_another_plan(installed, first["id"])
-    assert plan(installed)["predictedSeconds"] <= 8
+    assert plan(installed)["predictedSeconds"] <= 4
     assert client.ask(NAME).strip()
     assert identity(installed) == before
 
@@ -170,7 +170,7 @@ def test_operators_that_are_killed_or_upgraded_restart_no_pod(
     installed: Cluster, client: Client
 ) -> None:
     before = identity(installed)
-    for bound_s in (7, 9):
+    for bound_s in (3.5, 4.5):
         first = plan(installed)
         patch(installed, f'{{"spec":{{"latencyBound":{{"seconds":{bound_s}}}}}}}')
         (operator,) = installed.pods(SERVING, **{"app.kubernetes.io/name": "exegpt-operator"})
@@ -180,7 +180,7 @@ def test_operators_that_are_killed_or_upgraded_restart_no_pod(
         )
         until_another_plan(installed, first["id"])
     installed.install(SERVING, **{"resources.limits.memory": "900Mi"})
-    patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
+    patch(installed, '{"spec":{"latencyBound":{"seconds":4}}}')
     installed.wait_ready(NAMESPACE, NAME, within_s=120)
     assert client.ask(NAME).strip()
     assert identity(installed) == before
@@ -201,7 +201,7 @@ def test_a_bound_that_nothing_keeps_leaves_what_runs_alone(
     assert plan(installed)["id"] == first["id"]
     assert identity(installed) == before
     assert client.ask(NAME).strip()
-    patch(installed, '{"spec":{"latencyBound":{"seconds":8}}}')
+    patch(installed, '{"spec":{"latencyBound":{"seconds":4}}}')
     installed.wait_ready(NAMESPACE, NAME, within_s=60)
 
 

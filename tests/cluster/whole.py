@@ -197,7 +197,7 @@ def deployment(namespace: str, name: str = "translate", **spec: Any) -> dict[str
     wanted: dict[str, Any] = {
         "model": {"uri": f"pvc://{WEIGHTS_CLAIM}", "servedName": "demo"},
         "cluster": {"gpus": 2, "gpusPerPod": 1, "resourceName": DEVICE},
-        "latencyBound": {"seconds": 20.0},
+        "latencyBound": {"seconds": 5.0},
         "workload": law,
         "podTemplate": {"resources": {"limits": {"memory": "4Gi"}}},
     }
