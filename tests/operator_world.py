@@ -121,7 +121,7 @@ class World:
             profile=self._profile(),
             plan=self.plan,
             refusal=self.refusal,
-            inputs=self.inputs,
+            inputs=self.inputs if self.profile_ready == "True" else "",
             has_token=self.has_token,
             serving_json="{}" if self.plan is None else json.dumps({"plan": self.plan.id}),
             children=self.children,

@@ -158,6 +158,7 @@ def _label(action: LabelPod, namespace: str) -> dict[str, Any]:
         "metadata": {
             "name": action.name,
             "namespace": namespace,
+            "uid": action.uid,  # this one, or none
             "labels": {names.ROLE_LABEL: action.role},
         },
     }

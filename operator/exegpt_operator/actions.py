@@ -53,6 +53,7 @@ class LabelPod:
     """Set a pod's live role."""
 
     name: str
+    uid: str
     role: Role
 
 

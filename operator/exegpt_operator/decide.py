@@ -36,12 +36,11 @@ from exegpt_operator.seen import PlanSeen, PodSeen, Seen
 from exegpt_operator.status import at_rest, in_words, why
 from exegpt_operator.summing_up import ACTIONABLE, event_type, is_news, summed_up
 from exegpt_operator.times import rfc3339, seconds_of
+from exegpt_operator.watching import bound_met
 from exegpt_planner.manifest import Deployment
 
 WATCH_S = 30.0  # looked at again after, whatever happens
 SOON_S = 1.0  # while the gateway settles
-FEWEST_ANSWERS = 100  # before measured answers say anything about a bound kept by 99 of 100
-PROMISED_SHARE = 0.98  # of them, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +67,8 @@ class _Deciding:
     conditions: dict[str, Condition] = field(default_factory=dict)
     look_again_s: float = WATCH_S
     steers: bool = True  # whether gateways are to take up the newest plan
+    is_for_spec: bool = True  # whether the newest plan may be carried out
+    replicas: int = 0  # of devices, that are to be held
     attempt: str = ""  # when devices were last asked for in vain, RFC 3339
     detection: str = ""  # when observed lengths were last put on file
 
@@ -136,23 +137,23 @@ class _Deciding:
             if plan is not None and plan.generation == seen.generation:
                 return self._planned(plan)  # only the lengths may be others
             self._say(unknown("Scheduled", Reason.MALFORMED_ANNOTATION, seen.malformed))
-            return plan is not None  # what runs goes on
+            return self._left_alone()
         if plan is not None and plan.inputs == seen.inputs:
             return self._planned(plan)
         if not seen.inputs and plan is not None:  # another profile is on its way
             words = f"Plan {plan.id} is in force until there is a profile to plan by."
             self._say(unknown("Scheduled", Reason.PENDING, words))
-            return True
+            return self._left_alone()
         refusal = seen.refusal
         if refusal is not None and refusal.inputs == seen.inputs:
             self._say(false("Scheduled", reason_of(refusal.reason), refusal.message))
-            return plan is not None  # what runs goes on, by the plan it was made for
+            return self._left_alone()
         self.actions.append(StartPlanning(seen.inputs, why(seen)))
         if plan is not None:
             is_for_spec = plan.generation == seen.generation  # only the lengths are others
             say = true if is_for_spec else unknown
             self._say(say("Scheduled", Reason.PLANNING, f"Plan {plan.id} is in force meanwhile."))
-            return True
+            return True if is_for_spec else self._left_alone()
         return self._waiting(unknown("Scheduled", Reason.PLANNING))
 
     def _planned(self, plan: PlanSeen) -> bool:
@@ -169,34 +170,49 @@ class _Deciding:
         if scheduling.plan_policy == "Review" and approved != plan.id:
             words = f"Plan {plan.id} waits for exegpt.dev/approved-plan={plan.id}."
             self._say(false("Scheduled", Reason.AWAITING_APPROVAL, words))
-            self.steers = False  # what was approved before stays in force while this one waits
-            if self._stateful_set is None or not self._stateful_set["spec"].get("replicas"):
+            if (
+                not self._left_alone()
+            ):  # what was approved before stays in force while this one waits
                 return False
         if self._deployment.spec.suspend:
             self._hold(Reason.SUSPENDED)
             return False
         return True
 
+    def _left_alone(self) -> bool:
+        """What runs goes on as it is, by the plan it was made for; whether anything does."""
+        self.steers = self.is_for_spec = False
+        there = self._stateful_set
+        return there is not None and bool(there["spec"].get("replicas"))
+
     def _workers(self) -> bool:
         deployment, seen = self._deployment, self.seen
+        if not self.is_for_spec:
+            assert self._stateful_set is not None, "else nothing runs"
+            self.replicas = max(len(seen.gateway_pods), 1)
+            self._told_of_workers(int(self._stateful_set["spec"]["replicas"]))
+            return True
         if not seen.has_token:
             self.actions.append(MakeToken(names.token(seen.name)))
         self._want(workers.service(deployment))
         self._want(gateway.endpoint(deployment))
         self._want(gateway.config(deployment, seen.serving_json))  # before the pods that mount it
-        wanted = workers.num_pods(deployment)
-        cause = worst(seen.worker_pods, deployment.spec.cluster.resource_name)
-        in_vain, self.attempt = devices.in_vain(seen, wanted, self.attempt)
-        if in_vain is not None:
-            self._scale_workers(0)
-            self._want_gateway(0)
-            self._say(false("WorkersReady", *in_vain))
-            self.look_again_s = devices.RETRY_S / 2
-            return False
+        room = devices.room(seen, self.attempt)
+        self.replicas, self.attempt = room.replicas, room.attempt
+        wanted = self.replicas * workers.num_pods(deployment) // deployment.spec.replicas
         self._scale_workers(wanted)
-        self._want_gateway(deployment.spec.replicas)
+        self._want_gateway(self.replicas)
         self._replace_stale()
         self._label_roles()
+        self._told_of_workers(wanted)
+        if room.lacks is not None:
+            self._say(false("WorkersReady", *room.lacks))
+            self.look_again_s = devices.RETRY_S / 2
+        return self.replicas > 0
+
+    def _told_of_workers(self, wanted: int) -> None:
+        seen = self.seen
+        cause = worst(seen.worker_pods, self._deployment.spec.cluster.resource_name)
         ready = [pod for pod in seen.worker_pods if pod.is_ready and not pod.is_deleting]
         if cause is not None:
             self._say(false("WorkersReady", *cause))
@@ -205,36 +221,36 @@ class _Deciding:
             self._say(false("WorkersReady", Reason.STARTING, words))
         else:
             self._say(true("WorkersReady", Reason.READY, f"{wanted} of {wanted} worker pods."))
-        return True
 
     def _endpoint(self) -> bool:
-        seen, deployment, plan = self.seen, self._deployment, self._plan
-        cause = worst(seen.gateway_pods, deployment.spec.cluster.resource_name)
-        if cause is not None:
-            self._say(false("EndpointReady", *cause))
-            return False
+        seen, plan = self.seen, self._plan
         ready = [pod for pod in seen.gateway_pods if pod.is_ready and not pod.is_deleting]
         answering = [pod for pod in ready if pod.name in seen.serving]
         for pod in answering:
             if self.steers and seen.serving[pod.name].plan_id != plan.id:
                 self.actions.append(Steer(pod.name, plan.id))
                 self.look_again_s = SOON_S
-        if len(ready) < deployment.spec.replicas:
-            words = f"{len(ready)} of {deployment.spec.replicas} gateways serve."
+        cause = worst(seen.gateway_pods, self._deployment.spec.cluster.resource_name)
+        if cause is not None:
+            self._say(false("EndpointReady", *cause))
+            return False
+        if len(ready) < self.replicas:
+            words = f"{len(ready)} of {self.replicas} gateways serve."
             self._say(false("EndpointReady", Reason.STARTING, words))
             return False
         if len(answering) < len(ready):
-            silent = next(pod.name for pod in ready if pod.name not in seen.serving)
-            self._say(
-                unknown("EndpointReady", Reason.NOT_REACHED, f"Pod {silent} does not answer.")
-            )
+            words = f"Pod {next(p.name for p in ready if p not in answering)} does not answer."
+            self._say(unknown("EndpointReady", Reason.NOT_REACHED, words))
             return False
         return self._settled(answering)
 
     def _settled(self, answering: Iterable[PodSeen]) -> bool:
         """Whether every gateway works by the plan in force, with all its workers."""
-        serving = [self.seen.serving[pod.name] for pod in answering]
-        for each in serving:
+        again_s, self.look_again_s = (
+            self.look_again_s,
+            SOON_S,
+        )  # nothing tells when a gateway has settled
+        for each in (self.seen.serving[pod.name] for pod in answering):
             if each.transfer_problem:
                 self._say(false("EndpointReady", Reason.TRANSFER_FAILED, each.transfer_problem))
                 return False
@@ -245,23 +261,14 @@ class _Deciding:
                 words = f"Lost, and waited for: {', '.join(each.lost_workers)}."
                 self._say(false("WorkersReady", Reason.STARTING, words))
             if not each.is_complete or (self.steers and each.plan_id != self._plan.id):
-                words = "The gateway takes up the plan."
-                self._say(false("EndpointReady", Reason.RECONCILING, words))
+                self._say(false("EndpointReady", Reason.RECONCILING, "It takes up the plan."))
                 return False
         self._say(true("EndpointReady", Reason.READY))
+        self.look_again_s = again_s
         return True
 
     def _watched(self) -> bool:
-        serving = list(self.seen.serving.values())
-        answers = sum(each.num_s99 for each in serving)
-        kept = sum(each.num_kept for each in serving)
-        words = f"{kept} of the latest {answers} answers of the bound's length kept it."
-        if answers < FEWEST_ANSWERS:
-            self._say(unknown("BoundMet", Reason.NO_OBSERVATIONS, words))
-        elif kept >= PROMISED_SHARE * answers:
-            self._say(true("BoundMet", Reason.KEPT, words))
-        else:
-            self._say(false("BoundMet", Reason.BROKEN, words))
+        self._say(bound_met(self.seen.serving.values()))
         self._drifted()
         return True
 
@@ -353,7 +360,7 @@ class _Deciding:
             ordinal = int(pod.name.rpartition("-")[2])
             role = role_of(self._plan.plan.schedule, self._deployment.spec.cluster, ordinal)
             if pod.role != role and not pod.is_deleting:
-                self.actions.append(LabelPod(pod.name, role))
+                self.actions.append(LabelPod(pod.name, pod.uid, role))
 
     # What is said.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from exegpt_operator.causes import Cause, worst
 from exegpt_operator.reasons import Reason, reason_of
 from exegpt_operator.seen import Seen
@@ -11,28 +13,40 @@ UNSCHEDULED_S = 20.0  # until what other pods hold is given back, as one of them
 RETRY_S = 60.0  # until devices are asked for again
 
 
-def in_vain(seen: Seen, wanted: int, attempt: str) -> tuple[Cause | None, str]:
-    """Why no device is to be held now, None: ask for those of `wanted` pods; and when they were last asked for in vain.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many whole replicas are to hold devices, and why not all of them; when they were last asked for in vain."""
 
-    `attempt` is that time so far, RFC 3339, empty for never.
-    """
+    replicas: int
+    lacks: Cause | None
+    attempt: str  # RFC 3339, empty for never
+
+
+def room(seen: Seen, attempt: str) -> Room:
+    """Replicas that there is room for; those that serve are kept, whatever else is asked for."""
     assert seen.deployment is not None, "validated first"
-    cluster = seen.deployment.spec.cluster
+    spec = seen.deployment.spec
+    each = spec.cluster.gpus // spec.cluster.gpus_per_pod  # pods of a replica
+    serving = sum(pod.is_ready and not pod.is_deleting for pod in seen.worker_pods) // each
+    serving = min(serving, spec.replicas)
     stuck = [
         pod
         for pod in seen.worker_pods
         if not pod.is_scheduled and pod.unscheduled_because and pod.age_s >= UNSCHEDULED_S
     ]
     if stuck:
-        return worst(stuck, cluster.resource_name), rfc3339(seen.now_s)
-    if seen.free_slots is not None and seen.free_slots < wanted:
-        each = f"{cluster.gpus_per_pod} {cluster.resource_name}"
-        words = f"{wanted} pods of {each} are needed, and nodes have room for {seen.free_slots}."
-        return (Reason.INSUFFICIENT_GPUS, words), attempt
-    is_held = any(pod.is_scheduled for pod in seen.worker_pods)
-    if attempt and not is_held and seen.now_s - seconds_of(attempt) < RETRY_S:
-        return _said_last(seen, attempt), attempt
-    return None, attempt
+        return Room(serving, worst(stuck, spec.cluster.resource_name), rfc3339(seen.now_s))
+    if seen.free_slots is not None and seen.free_slots < spec.replicas * each:
+        devices = f"{spec.cluster.gpus_per_pod} {spec.cluster.resource_name}"
+        words = f"{spec.replicas * each} pods of {devices} are needed, and nodes have room for {seen.free_slots}."
+        fitting = min(spec.replicas, seen.free_slots // each)
+        return Room(fitting, (Reason.INSUFFICIENT_GPUS, words), attempt)
+    is_held = any(pod.is_scheduled and not pod.is_deleting for pod in seen.worker_pods)
+    is_asked = is_held and serving < len(seen.worker_pods) // each  # pods beyond those that serve
+    is_soon = bool(attempt) and seen.now_s - seconds_of(attempt) < RETRY_S
+    if is_soon and not is_asked and serving < spec.replicas:
+        return Room(serving, _said_last(seen, attempt), attempt)
+    return Room(spec.replicas, None, attempt)
 
 
 def _said_last(seen: Seen, attempt: str) -> Cause:

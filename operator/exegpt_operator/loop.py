@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -13,9 +14,9 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from exegpt_operator import decision_log, logs, names, talk
 from exegpt_operator.act import Actor
-from exegpt_operator.actions import Action, Emit, StartPlanning, Steer
+from exegpt_operator.actions import Action, Annotate, Emit, LabelPod, StartPlanning, Steer
 from exegpt_operator.api import ApiRefused
-from exegpt_operator.decide import SOON_S, decide
+from exegpt_operator.decide import SOON_S, WATCH_S, decide
 from exegpt_operator.decide_profile import Take, decide_profile
 from exegpt_operator.look import Looked, Looker
 from exegpt_operator.look_profile import look_at_profile
@@ -23,12 +24,14 @@ from exegpt_operator.manifests.images import Images
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.planning import Answer, Question
 from exegpt_operator.seen import Refusal, Seen
+from exegpt_operator.status import without_counts
 from exegpt_operator.times import rfc3339
 
 log = logging.getLogger(__name__)
 decisions = logging.getLogger("exegpt_operator.decisions")
 P = ParamSpec("P")
 T = TypeVar("T")
+AGAIN_S = 10.0  # until what the API server has refused is asked of it again
 
 Kind = Literal["deployment", "profile"]
 KINDS: Mapping[Kind, tuple[str, str]] = {
@@ -65,6 +68,9 @@ class Loop:
         # what the next look puts into the status: the planner's refusals, the API server's to the last write
         self._refusals: dict[Key, Refusal] = {}
         self._refused: dict[Key, str] = {}
+        # pace, which nothing is lost with: when statuses were last written, when a plan may be searched again
+        self._counted_s: dict[Key, float] = {}
+        self._not_before_s: dict[Key, float] = {}
         # set by the owner: has a key looked at; whether this operator may still act
         self.named: Callable[[Key], None] = lambda _: None
         self.may_act: Callable[[], bool] = lambda: True
@@ -106,17 +112,28 @@ class Loop:
                 return SOON_S
             if not await self._do(key, looked, action):
                 again_s = SOON_S
-        if decision.status is not None:
+        if decision.status is not None and self._is_due(key, seen.status, decision.status):
             await self._threaded(self._actor.keep_status, looked.resource, decision.status)
+            self._counted_s[key] = time.monotonic()
             if (line := decision_log.measured(seen, decision.status)) is not None:
                 _tell(seen, line)
         if self._refusals.get(key) is seen.refusal:
             self._refusals.pop(key, None)  # it is in the status now
         return again_s
 
+    def _is_due(self, key: Key, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+        """Whether a status is written now: news at once, counts that only move on now and then.
+
+        Each write is an event, which is looked at: counts of a busy gateway would keep it going without end.
+        """
+        age_s = time.monotonic() - self._counted_s.get(key, -WATCH_S)
+        return age_s >= WATCH_S or without_counts(before) != without_counts(now)
+
     def _forget(self, key: Key) -> None:
         """It is gone."""
         self._refused.pop(key, None)
+        self._counted_s.pop(key, None)
+        self._not_before_s.pop(key, None)
         self._refusals.pop(key, None)
         self._metrics.forget(key.namespace, key.name)
         if (planning := self._planning.get(key)) is not None:
@@ -139,7 +156,8 @@ class Loop:
         except talk.Refused as error:  # it was started with another profile or less memory
             log.warning("a gateway starts anew", extra={"about": of, "problem": str(error)})
             assert isinstance(action, Steer)
-            await self._threaded(self._actor.restart_gateway, looked, action)
+            with contextlib.suppress(ApiRefused):  # it is tried again
+                await self._threaded(self._actor.restart_gateway, looked, action)
             return False
         except talk.Silent as error:
             log.warning(
@@ -158,9 +176,11 @@ class Loop:
         try:
             await self._threaded(self._actor.do, resource, action, now_s=time.time())
         except ApiRefused as error:
-            if not isinstance(action, Emit):
+            is_outrun = isinstance(action, Annotate | LabelPod) and error.status in (404, 409)
+            if not isinstance(action, Emit) and not is_outrun:
                 raise
-            log.warning("an event is lost", extra={"problem": str(error)})  # a word, not a deed
+            what = "a word is lost" if isinstance(action, Emit) else "someone was quicker"
+            log.warning(what, extra={"action": type(action).__name__, "problem": str(error)})
 
     def _note_refused(self, key: Key, error: ApiRefused) -> None:
         if error.status in (403, 409, 422):
@@ -169,6 +189,8 @@ class Loop:
     def _start_planning(self, key: Key, looked: Looked, action: StartPlanning) -> None:
         if key in self._planning or looked.question is None:
             return
+        if time.monotonic() < self._not_before_s.get(key, 0.0):
+            return  # the last plan could not be put on file
         details = {"inputs": action.inputs, "why": action.why}
         log.info("planning", extra={"about": logs.about(looked.seen), **details})
         planning = self._plan(key, looked, looked.question, action.why)
@@ -201,6 +223,7 @@ class Loop:
             _tell(looked.seen, line)
         except ApiRefused as error:
             self._note_refused(key, error)
+            self._not_before_s[key] = time.monotonic() + AGAIN_S
             of = logs.about(looked.seen)
             log.warning("a plan is not on file", extra={"about": of, "problem": str(error)})
         finally:
@@ -214,6 +237,7 @@ class Loop:
         if found is None:
             return None
         state, token = found
+        state = replace(state, refused=self._refused.pop(key, state.refused))
         decision = decide_profile(state, self._images)
         for action in decision.actions:
             if not self.may_act():
@@ -227,7 +251,9 @@ class Loop:
             except (ApiRefused, talk.Silent) as error:
                 problem = {"action": type(action).__name__, "problem": str(error)}
                 log.warning("refused", extra={"about": asdict(key), **problem})
-                return SOON_S
+                if isinstance(error, ApiRefused):
+                    self._note_refused(key, error)
+                return AGAIN_S if key in self._refused else SOON_S
             self._metrics.acted(type(action).__name__)
         if decision.status is not None:
             await self._threaded(self._actor.keep_status, state.resource, decision.status)

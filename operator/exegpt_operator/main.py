@@ -74,7 +74,11 @@ def made(options: argparse.Namespace, metrics: OperatorMetrics) -> Process:
         config.load_incluster_config()  # type: ignore[no-untyped-call]  # the library has no types
     except config.ConfigException:
         config.load_kube_config()  # type: ignore[no-untyped-call]  # nor here
-    api = Api(client.ApiClient(), called=metrics.called)
+    configuration = client.Configuration.get_default_copy()
+    configuration.retries = (
+        False  # looked at again anyway; a write that is repeated unseen is none of ours
+    )
+    api = Api(client.ApiClient(configuration), called=metrics.called)
     images = Images(
         runner=options.runner_image,
         gateway=options.gateway_image or options.runner_image,

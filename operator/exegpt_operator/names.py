@@ -47,7 +47,7 @@ def workers(deployment: str) -> str:
 
 
 def gateway(deployment: str) -> str:
-    """The gateway's Deployment, and the Service of its control port."""
+    """The gateways' StatefulSet."""
     return f"{deployment}-gateway"
 
 

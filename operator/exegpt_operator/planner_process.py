@@ -40,7 +40,11 @@ class Planner:
         self._answers: OrderedDict[str, Answer] = OrderedDict()  # by the question's inputs
 
     async def start(self) -> asyncio.subprocess.Process:
-        """The process; a fresh one if there is none."""
+        """The process, which then loads what searches need; a fresh one if there is none."""
+        async with self._one:
+            return await self._running()
+
+    async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             await self.close()
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
@@ -78,11 +82,15 @@ class Planner:
             return answer
 
     async def _searched(self, question: Question) -> Answer:
-        process = await self.start()
+        try:
+            process = await self._running()
+        except OSError as error:
+            return _failed(question, f"it cannot be started: {error}", "")
         is_done = False
         try:
             async with asyncio.timeout(self._limit_s):
-                line = await _exchange(process, json.dumps(asdict(question)).encode() + b"\n")
+                asked = {"inputs": question.inputs, **asdict(question)}
+                line = await _exchange(process, json.dumps(asked).encode() + b"\n")
             is_done = bool(line)
         except TimeoutError:
             return _failed(question, f"it had not ended after {self._limit_s:g} s", "")
@@ -91,7 +99,14 @@ class Planner:
                 words = await self._ended(process)
         if not is_done:
             return _failed(question, _cause(process.returncode or 0, words), words)
-        return Answer(**json.loads(line))
+        try:
+            answer = Answer(**json.loads(line))
+        except (ValueError, TypeError):
+            answer = None
+        if answer is None or answer.inputs != question.inputs:
+            await self.close()
+            return _failed(question, "it answered what it was not asked", "")
+        return answer
 
     async def _ended(self, process: asyncio.subprocess.Process) -> str:
         """Waits for a process that answers no more, killing it if it only does not; what it said."""
@@ -117,7 +132,7 @@ async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> byt
         process.stdin.write(question)
         await process.stdin.drain()
         return await process.stdout.readline()
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, ValueError):  # the last: beyond ANSWER_BYTES
         return b""
 
 

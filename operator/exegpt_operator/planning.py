@@ -119,6 +119,7 @@ def main() -> None:
     """Questions from stdin, a line of JSON each; their answers to stdout, a line each, until there are no more."""
     for line in sys.stdin:
         data = json.loads(line)
+        del data["inputs"]  # a hash of the rest
         question = Question(**data | {"strategies": tuple(data["strategies"])})
         print(json.dumps(asdict(plan(question))), flush=True)
 

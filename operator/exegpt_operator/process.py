@@ -16,7 +16,14 @@ from aiohttp import web
 
 from exegpt_operator.api import Api, ApiRefused
 from exegpt_operator.health import Health
-from exegpt_operator.lease import RENEW_S, Neighbours, neighbours, next_lease, released_lease
+from exegpt_operator.lease import (
+    LEASE_S,
+    RENEW_S,
+    Neighbours,
+    neighbours,
+    next_lease,
+    released_lease,
+)
 from exegpt_operator.loop import KINDS, Key, Loop
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.planner_process import Planner
@@ -26,6 +33,7 @@ log = logging.getLogger(__name__)
 
 LEASE = "exegpt-operator"
 RESYNC_S = 300.0
+MARGIN_S = 2.0  # before the Lease ends, within which nothing is begun any more
 ENDING_S = 4.0  # for calls under way, of the ten seconds that a pod is given
 T = TypeVar("T")
 
@@ -51,10 +59,11 @@ class Process:
         self._tasks: list[asyncio.Task[Any]] = []
         self.is_active = False
         self._neighbours = Neighbours()
+        self._held_until_s = 0.0
         self.queue: Queue[Key] = Queue(self._look, self._look_failed)
         self.health = Health(self.queue.age_s)
         loop.named = self.queue.add
-        loop.may_act = lambda: self.is_active
+        loop.may_act = self._may_act
         metrics.keys.set_function(lambda: len(self.queue))
         metrics.queue_depth.set_function(lambda: self.queue.depth)
         metrics.queue_age.set_function(self.queue.age_s)
@@ -138,7 +147,7 @@ class Process:
                 again_s = RENEW_S
 
     async def _keep_lease(self, namespace: str, holder: str, scope: str | None) -> float:
-        held = False
+        held, begin_s = False, time.monotonic()
         try:
             held, version = await self._on_lease(self._renew, namespace, holder, scope)
             self.health.lease_is(version)
@@ -149,9 +158,15 @@ class Process:
                     log.info("other operators", extra=asdict(found) | {"own": sorted(found.own)})
                 self._neighbours = found
                 held = not found.older
+            if held:
+                self._held_until_s = begin_s + LEASE_S - MARGIN_S
         finally:
             self._hold(held)
         return RENEW_S
+
+    def _may_act(self) -> bool:
+        """Whether the Lease is ours, and cannot have run out while the API server did not answer."""
+        return self.is_active and time.monotonic() < self._held_until_s
 
     def _hold(self, held: bool) -> None:
         if held != self.is_active:

@@ -100,6 +100,20 @@ def at_rest(
     return status
 
 
+def without_counts(status: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a status is news: all but what a busy gateway counts."""
+    workload = {
+        name: value
+        for name, value in status.get("workload", {}).items()
+        if name not in ("observedQueries", "drift")
+    }
+    conditions = [
+        {**each, "message": ""} if each["type"] in ("BoundMet", "Drifted") else each
+        for each in status.get("conditions", [])
+    ]
+    return {**status, "workload": workload, "conditions": conditions}
+
+
 def _plan(seen: Seen, plan: PlanSeen) -> dict[str, Any]:
     prediction, schedule = plan.plan.prediction, plan.plan.schedule
     policy = "" if seen.deployment is None else seen.deployment.spec.scheduling.plan_policy

@@ -31,17 +31,21 @@ IN_LOOP_BYTES = 8 << 10  # larger bodies are tokenised in a thread: 8 KB take ab
 
 
 def build_app(
-    conductor: Conductor, served: ServedModel, metrics: Metrics, *, holds_queries: bool = False
+    conductor: Conductor,
+    served: ServedModel,
+    metrics: Metrics,
+    *,
+    ready_once: Callable[[], bool] | None = None,
 ) -> FastAPI:
     """The HTTP application for one served model.
 
-    With `holds_queries` it stays ready once it was: queries wait for workers that come back.
+    With `ready_once` it is ready as soon as that says so, and stays it: queries wait for workers that come back.
     """
     served = replace(served, context=conductor.context)  # no longer than the KV arena holds
     app = FastAPI(title="exegpt", docs_url=None, redoc_url=None, openapi_url=None)
     install(app)
     _add_openai_routes(app, conductor, served)
-    _add_service_routes(app, conductor, metrics, holds_queries=holds_queries)
+    _add_service_routes(app, conductor, metrics, ready_once=ready_once)
     return app
 
 
@@ -81,7 +85,11 @@ def _add_openai_routes(app: FastAPI, conductor: Conductor, served: ServedModel) 
 
 
 def _add_service_routes(
-    app: FastAPI, conductor: Conductor, metrics: Metrics, *, holds_queries: bool
+    app: FastAPI,
+    conductor: Conductor,
+    metrics: Metrics,
+    *,
+    ready_once: Callable[[], bool] | None,
 ) -> None:
     was_ready = False
 
@@ -94,9 +102,8 @@ def _add_service_routes(
         if conductor.is_draining:
             raise busy("not ready: draining", code="draining", retry_after_s=DRAIN_RETRY_S)
         nonlocal was_ready
-        if holds_queries and not was_ready:
-            was_ready = conductor.is_settled
-        if not (conductor.ready or (holds_queries and was_ready)):
+        was_ready = was_ready or (ready_once is not None and ready_once())
+        if not (conductor.ready if ready_once is None else was_ready):
             reason = "not ready: the worker is not connected yet"
             raise busy(reason, code="not_ready", retry_after_s=1)
         return PlainTextResponse("ready\n")

@@ -83,7 +83,8 @@ def test_whatever_happens_it_settles_and_comes_back(plot: list[tuple[str, int]])
             assert not (reconciling == "True" and stalled == "True")
             assert not (ready == "True" and "True" in (reconciling, stalled))
             assert decision.look_again_s >= 0
-            assert len(world.worker_pods) <= 2
+            if "edit" not in {each for each, _ in plot}:  # which is taken back once there is a plan
+                assert len(world.worker_pods) <= 2
     for what in ("resume", "accept", "auto", "many", "heard", "bound"):
         perturb(world, what)
     world.drift = 0.0

@@ -8,7 +8,7 @@ import pytest
 
 from exegpt_operator import names
 from exegpt_operator.actions import Annotate, Apply, StartPlanning, Steer
-from exegpt_operator.decide import FEWEST_ANSWERS
+from exegpt_operator.watching import FEWEST_ANSWERS
 from operator_world import OBSERVED, World
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from exegpt_operator import logs
-from exegpt_operator.decide import FEWEST_ANSWERS
 from exegpt_operator.decision_log import Change, change_of
 from exegpt_operator.planning import Answer, plan_id
+from exegpt_operator.watching import FEWEST_ANSWERS
 from exegpt_planner.schedule import (
     Adjustment,
     CraSchedule,

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from exegpt_operator import logs
-from exegpt_operator.decide import FEWEST_ANSWERS
 from exegpt_operator.planning import Answer
+from exegpt_operator.watching import FEWEST_ANSWERS
 from operator_bench import PLAN_JSON, TOKEN, Bench
 
 SECRET, PROMPT, VARIABLE = "canary-of-a-secret", "canary-of-a-prompt", "canary-of-a-variable"
@@ -126,7 +126,7 @@ async def test_nothing_secret_is_in_any_line(bench: Bench, lines: Lines) -> None
         await bench.look()
     logging.getLogger("exegpt_operator.process").error("cannot look", exc_info=raised.value)
     told = {line["msg"] for line in lines.all()}
-    assert told >= {"decision", "planning", "refused", "an event is lost", "cannot look"}
+    assert told >= {"decision", "planning", "refused", "a word is lost", "cannot look"}
     for canary in (TOKEN, SECRET, PROMPT, VARIABLE):
         assert canary not in lines.text
         assert base64.b64encode(canary.encode()).decode() not in lines.text

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from exegpt_operator.api import Api, ApiRefused, ApiSilent
-from exegpt_operator.decide import FEWEST_ANSWERS
 from exegpt_operator.metrics import OperatorMetrics
 from exegpt_operator.planning import Answer, plan_id
+from exegpt_operator.watching import FEWEST_ANSWERS
 from operator_api import deployment_path, serving
 from operator_bench import PLAN_JSON, Bench
 

@@ -35,7 +35,7 @@ async def test_a_question_asked_again_is_not_searched_again(tmp_path: Path) -> N
     script = f"""
 for line in sys.stdin:
     open({str(count)!r}, "a").write("x")
-    print(json.dumps({{"inputs": "i", "plan": "p"}}), flush=True)"""
+    print(json.dumps({{"inputs": json.loads(line)["inputs"], "plan": "p"}}), flush=True)"""
     planner = Planner(command(script))
     answers = [await planner(QUESTION) for _ in range(3)]
     assert {answer.plan for answer in answers} == {"p"}
@@ -52,6 +52,8 @@ for line in sys.stdin:
         ("os.kill(os.getpid(), signal.SIGTERM)", "ended by SIGTERM"),
         ("{}['KeyOfABug']", "KeyError: 'KeyOfABug'"),
         ("sys.exit(3)", "status 3, it said nothing"),
+        ("print('hello', flush=True); sys.stdin.read()", "answered what it was not asked"),
+        ('print(json.dumps({"inputs": "x"}), flush=True); sys.stdin.read()', "was not asked"),
         ("time.sleep(60)", "had not ended after 0.5 s"),
     ],
 )
@@ -68,7 +70,8 @@ async def test_after_one_that_was_killed_the_next_answers(tmp_path: Path) -> Non
     script = (
         f"\nif not os.path.exists({str(once)!r}):\n"
         f"    open({str(once)!r}, 'w').close(); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "print(json.dumps({'inputs': sys.stdin.readline()[:1], 'plan': 'p'}), flush=True)"
+        "asked = json.loads(sys.stdin.readline())\n"
+        "print(json.dumps({'inputs': asked['inputs'], 'plan': 'p'}), flush=True)"
     )
     planner = Planner(command(script))
     assert (await planner(QUESTION)).reason == "PlanFailed"

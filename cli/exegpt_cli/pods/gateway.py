@@ -41,7 +41,7 @@ REPLICA = "EXEGPT_REPLICA"  # the pod's ordinal
 CALIBRATE_EVERY_S = 1.0
 MOST_WAITING = 4096
 LEAST_TEST_S = 30.0  # for the test query: the first step compiles
-POLL_S = 0.2
+TEST_AGAIN_S, POLL_S = 5.0, 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,7 +110,8 @@ class _Gateway:
         conducting = asyncio.create_task(self._conductor.run())
         conducting.add_done_callback(lambda _: self._stop.set())
         testing = asyncio.create_task(self._test_itself())
-        app = build_app(self._conductor, self._served, self._metrics, holds_queries=True)
+        testing.add_done_callback(self._tested)
+        app = build_app(self._conductor, self._served, self._metrics, ready_once=self._is_tried)
         try:
             async with listening(self._steering, options.control, token=self._token):
                 await serve(
@@ -122,10 +123,21 @@ class _Gateway:
                     drain_s=lambda: drain_s(self._steering.plan.bound.seconds),
                 )
         finally:
-            testing.cancel()
             conducting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await conducting  # raises what ended it, if that was no signal
+            if not testing.done():
+                testing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await testing
+
+    def _tested(self, testing: asyncio.Task[None]) -> None:
+        """A test that ends in an error ends the gateway: it would never be ready."""
+        if not testing.cancelled() and testing.exception() is not None:
+            self._stop.set()
+
+    def _is_tried(self) -> bool:
+        return self._conductor.is_settled and self._steering.is_tested
 
     async def _test_itself(self) -> None:
         """Asks a short query once every worker is there, until it is answered."""
@@ -136,7 +148,7 @@ class _Gateway:
             if conductor.is_settled:
                 problem = await self_test(conductor, token=token, within_s=within_s)
                 steering.self_test_problem, steering.is_tested = problem, not problem
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(TEST_AGAIN_S if steering.self_test_problem else POLL_S)
 
     def _drain(self) -> None:
         self._conductor.drain()
