@@ -87,7 +87,15 @@ class Actor:
     ) -> int:
         """Puts a plan on file as the next revision, which it returns, and removes those beyond the history."""
         seen = looked.seen
-        revision = 1 if seen.plan is None else seen.plan.revision + 1
+        on_file = [
+            plan["metadata"]["name"]
+            for plan in self._api.list(
+                "ConfigMap", seen.namespace, names.selector(seen.name, "plan")
+            )
+        ]
+        revision = 1 + max(
+            map(revision_of, on_file), default=0
+        )  # also of those that cannot be read
         model = parse_model_spec(question.model, source="the profile's model")
         dtype = json.loads(question.table)["key"]["dtype"]
         wanted = {
@@ -109,10 +117,8 @@ class Actor:
             "data": {"plan.json": answer.plan, "workload.json": question.workload},
         }
         self._api.create(_owned(wanted, looked.resource))
-        oldest = revision - HISTORY + 1
-        for plan in self._api.list("ConfigMap", seen.namespace, names.selector(seen.name, "plan")):
-            name = plan["metadata"]["name"]
-            if revision_of(name) < oldest:
+        for name in on_file:
+            if revision_of(name) <= revision - HISTORY:
                 self._api.delete("ConfigMap", seen.namespace, name)
         return revision
 

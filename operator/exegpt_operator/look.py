@@ -1,12 +1,10 @@
-"""Looks at a deployment and all that belongs to it; writes nothing.
-
-Blocks: the loop runs it in threads.
-"""
+"""Looks at a deployment and all that belongs to it; writes nothing. Blocks: the loop runs it in threads."""
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -49,6 +47,8 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.serving import Serving
 from exegpt_planner.strict import parse_json
 from exegpt_planner.workload import Workload, read_workload
+
+log = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
 REMEMBERED = 128
@@ -196,21 +196,12 @@ class Looker:
         newest = max(maps, key=lambda each: revision_of(each["metadata"]["name"]), default=None)
         if newest is None:
             return None, None
-        metadata, text = newest["metadata"], newest["data"]["plan.json"]
-        return (
-            PlanSeen(
-                id=plan_id(text),
-                revision=revision_of(metadata["name"]),
-                inputs=metadata["annotations"][INPUTS],
-                plan=_read_plan(text),
-                runner_image=metadata["annotations"][RUNNER_IMAGE],
-                weight_bytes=int(metadata["annotations"][WEIGHT_BYTES]),
-                why=metadata["annotations"][WHY],
-                generation=int(metadata["annotations"][GENERATION]),
-                config_map=metadata["name"],
-            ),
-            newest,
-        )
+        try:
+            return _plan_seen(newest), newest
+        except (InvalidSpec, KeyError, ValueError) as error:  # of another version, or by hand
+            where = {"namespace": seen.namespace, "name": newest["metadata"]["name"]}
+            log.warning("a plan on file is none", extra={"problem": str(error), "about": where})
+            return None, None
 
     def _pods(self, seen: Seen) -> dict[str, tuple[PodSeen, ...]]:
         now_s = time.time()
@@ -339,6 +330,22 @@ def _planned(workload_json: str, table_map: Object | None) -> Workload | None:
 
 
 # What lies in immutable ConfigMaps need not be read again at each look.
+
+
+def _plan_seen(plan_map: Object) -> PlanSeen:
+    metadata, text = plan_map["metadata"], plan_map["data"]["plan.json"]
+    said = metadata["annotations"]
+    return PlanSeen(
+        id=plan_id(text),
+        revision=revision_of(metadata["name"]),
+        inputs=said[INPUTS],
+        plan=_read_plan(text),
+        runner_image=said[RUNNER_IMAGE],
+        weight_bytes=int(said[WEIGHT_BYTES]),
+        why=said[WHY],
+        generation=int(said[GENERATION]),
+        config_map=metadata["name"],
+    )
 
 
 @lru_cache(maxsize=REMEMBERED)

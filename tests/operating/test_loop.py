@@ -115,3 +115,16 @@ async def test_what_is_gone_ends_its_search(bench: Bench) -> None:
         while bench.loop.is_planning:
             await asyncio.sleep(0)
     assert len(ended) == 1
+
+
+async def test_a_plan_on_file_that_cannot_be_read_is_followed_by_one_that_can(
+    bench: Bench,
+) -> None:
+    bench.answer = Answer(inputs="", plan=PLAN_JSON)
+    bench.deploy()
+    await bench.look(3)
+    (path,) = (where for where in bench.api.objects if where.endswith("-plan-1"))
+    bench.api.objects[path]["data"]["plan.json"] = '{"version": "exegpt.plan/v0"}'
+    await bench.look(3)
+    assert bench.status["plan"]["revision"] == 2
+    assert path.replace("-plan-1", "-plan-2") in bench.api.objects
