@@ -26,6 +26,11 @@ class Nursery:
         )
         assert self._answer() == "ready"
 
+    @property
+    def pid(self) -> int:
+        """Its own: the parent of those it starts."""
+        return self._process.pid
+
     def start(self, arguments: Sequence[str]) -> int:
         """The process id of a new worker."""
         assert self._process.stdin is not None
@@ -59,7 +64,7 @@ class Worker:
 
     @property
     def command(self) -> list[str]:
-        parent = str(os.getpid())
+        parent = str(self.nursery.pid)
         options = ["--threads", "1", "--die-with-parent", parent, *self.options]
         return ["--listen", self.address, *options]
 
