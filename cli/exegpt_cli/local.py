@@ -48,9 +48,7 @@ GROWTH_BUDGET_S = (
     60.0  # of measuring where a smaller profile has just been measured: its samples are kept
 )
 MEMORY_SHARE = 0.5  # of what is available: the rest is for the page cache and whatever else runs
-RUNTIME_BYTES = (
-    1792 << 20
-)  # of a worker, before any model: torch and its libraries, and freed memory that it keeps
+RUNTIME_BYTES = 1792 << 20  # of a worker without a model: torch, and freed memory that it keeps
 RESERVE_BYTES = 256 << 20  # activations, tokenizer, gateway
 GRAIN_BYTES = 256 << 20  # so that the budget, and the plan, do not change with every free page
 

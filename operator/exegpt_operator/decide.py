@@ -118,14 +118,11 @@ class _Deciding:
         if profile.ready != "True":
             words = profile.message or f"Profile {profile.name} is being measured."
             reason = reason_of(profile.reason)  # of its pod, where that has trouble
-            why = reason if reason in ACTIONABLE else Reason.PROFILING
-            if why is Reason.INSUFFICIENT_GPUS and any(
-                p.is_scheduled for p in self.seen.worker_pods
-            ):
-                words += (
-                    " This deployment's own pods hold devices: suspend it until it is profiled."
-                )
-            return self._waiting(unknown("Profiled", why, words))
+            holds = any(pod.is_scheduled for pod in self.seen.worker_pods)
+            if reason is Reason.INSUFFICIENT_GPUS and holds:
+                words += " The deployment's own pods hold devices: suspend it until it is profiled."
+            reason = reason if reason in ACTIONABLE else Reason.PROFILING
+            return self._waiting(unknown("Profiled", reason, words))
         self._say(true("Profiled", Reason.PROFILED, f"By {profile.name}, on {profile.device}."))
         return True
 
@@ -170,9 +167,7 @@ class _Deciding:
         if scheduling.plan_policy == "Review" and approved != plan.id:
             words = f"Plan {plan.id} waits for exegpt.dev/approved-plan={plan.id}."
             self._say(false("Scheduled", Reason.AWAITING_APPROVAL, words))
-            if (
-                not self._left_alone()
-            ):  # what was approved before stays in force while this one waits
+            if not self._left_alone():  # as approved before, if it was
                 return False
         if self._deployment.spec.suspend:
             self._hold(Reason.SUSPENDED)
@@ -189,9 +184,10 @@ class _Deciding:
         deployment, seen = self._deployment, self.seen
         if not self.is_for_spec:
             assert self._stateful_set is not None, "else nothing runs"
-            self.replicas = max(len(seen.gateway_pods), 1)
-            self._told_of_workers(int(self._stateful_set["spec"]["replicas"]))
-            return True
+            gateways = seen.children.get(key("StatefulSet", names.gateway(seen.name)), {})
+            self.replicas = gateways.get("spec", {}).get("replicas", 0)
+            self._told_of_workers(self._stateful_set["spec"]["replicas"])
+            return self.replicas > 0
         if not seen.has_token:
             self.actions.append(MakeToken(names.token(seen.name)))
         self._want(workers.service(deployment))
@@ -242,14 +238,13 @@ class _Deciding:
             words = f"Pod {next(p.name for p in ready if p not in answering)} does not answer."
             self._say(unknown("EndpointReady", Reason.NOT_REACHED, words))
             return False
-        return self._settled(answering)
+        is_settled = self._settled(answering)
+        if not is_settled:
+            self.look_again_s = SOON_S  # nothing tells when a gateway has settled
+        return is_settled
 
     def _settled(self, answering: Iterable[PodSeen]) -> bool:
         """Whether every gateway works by the plan in force, with all its workers."""
-        again_s, self.look_again_s = (
-            self.look_again_s,
-            SOON_S,
-        )  # nothing tells when a gateway has settled
         for each in (self.seen.serving[pod.name] for pod in answering):
             if each.transfer_problem:
                 self._say(false("EndpointReady", Reason.TRANSFER_FAILED, each.transfer_problem))
@@ -264,7 +259,6 @@ class _Deciding:
                 self._say(false("EndpointReady", Reason.RECONCILING, "It takes up the plan."))
                 return False
         self._say(true("EndpointReady", Reason.READY))
-        self.look_again_s = again_s
         return True
 
     def _watched(self) -> bool:
@@ -357,8 +351,8 @@ class _Deciding:
 
     def _label_roles(self) -> None:
         for pod in self.seen.worker_pods:
-            ordinal = int(pod.name.rpartition("-")[2])
-            role = role_of(self._plan.plan.schedule, self._deployment.spec.cluster, ordinal)
+            ordinal, cluster = devices.ordinal_of(pod), self._deployment.spec.cluster
+            role = role_of(self._plan.plan.schedule, cluster, ordinal)
             if pod.role != role and not pod.is_deleting:
                 self.actions.append(LabelPod(pod.name, pod.uid, role))
 

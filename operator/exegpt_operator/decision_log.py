@@ -17,6 +17,7 @@ from exegpt_operator.manifests.images import Images
 from exegpt_operator.planning import Answer, plan_id
 from exegpt_operator.seen import PlanSeen, Seen
 from exegpt_operator.status import summary
+from exegpt_operator.watching import counted
 from exegpt_planner.plan import Plan
 from exegpt_planner.schedule import Schedule, WaaSchedule
 from exegpt_planner.strict import parse_json
@@ -89,8 +90,7 @@ def measured(seen: Seen, status: Mapping[str, Any]) -> Line | None:
     plan, now = seen.plan, _bound_met(status.get("conditions", ()))
     if plan is None or now not in _SAYS or _bound_met(seen.status.get("conditions", ())) in _SAYS:
         return None
-    answers = sum(each.num_s99 for each in seen.serving.values())
-    kept = sum(each.num_kept for each in seen.serving.values())
+    kept, answers = counted(seen.serving.values())
     return {
         "decision": decision_of(plan),
         "inputs": plan.inputs,

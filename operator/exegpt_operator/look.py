@@ -329,9 +329,6 @@ def _planned(workload_json: str, table_map: Object | None) -> Workload | None:
     return _read_lengths(workload_json, table_map["data"]["model.json"])
 
 
-# What lies in immutable ConfigMaps need not be read again at each look.
-
-
 def _plan_seen(plan_map: Object) -> PlanSeen:
     metadata, text = plan_map["metadata"], plan_map["data"]["plan.json"]
     said = metadata["annotations"]
@@ -346,6 +343,9 @@ def _plan_seen(plan_map: Object) -> PlanSeen:
         generation=int(said[GENERATION]),
         config_map=metadata["name"],
     )
+
+
+# What lies in immutable ConfigMaps need not be read again at each look.
 
 
 @lru_cache(maxsize=REMEMBERED)

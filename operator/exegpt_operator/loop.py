@@ -111,7 +111,9 @@ class Loop:
             if not self.may_act():
                 return SOON_S
             if not await self._do(key, looked, action):
-                again_s = SOON_S
+                again_s = (
+                    AGAIN_S if seen.refused else SOON_S
+                )  # what was refused before is in no hurry
         if decision.status is not None and self._is_due(key, seen.status, decision.status):
             await self._threaded(self._actor.keep_status, looked.resource, decision.status)
             self._counted_s[key] = time.monotonic()
@@ -190,7 +192,7 @@ class Loop:
         if key in self._planning or looked.question is None:
             return
         if time.monotonic() < self._not_before_s.get(key, 0.0):
-            return  # the last plan could not be put on file
+            return
         details = {"inputs": action.inputs, "why": action.why}
         log.info("planning", extra={"about": logs.about(looked.seen), **details})
         planning = self._plan(key, looked, looked.question, action.why)
@@ -199,6 +201,7 @@ class Loop:
     async def _plan(self, key: Key, looked: Looked, question: Question, why: str) -> None:
         """One search, and its answer on file or for the next look."""
         begin_s = time.monotonic()
+        self._not_before_s[key] = begin_s + AGAIN_S  # whatever ends this short of an answer on file
         try:
             answer = await self._planner(question)
             self._metrics.planned(answer.reason or "Planned", time.monotonic() - begin_s)
@@ -220,10 +223,10 @@ class Loop:
                     time=rfc3339(time.time()),
                 )
                 line = decision_log.refused(answer, why=why)
+            self._not_before_s.pop(key, None)
             _tell(looked.seen, line)
         except ApiRefused as error:
             self._note_refused(key, error)
-            self._not_before_s[key] = time.monotonic() + AGAIN_S
             of = logs.about(looked.seen)
             log.warning("a plan is not on file", extra={"about": of, "problem": str(error)})
         finally:
@@ -235,6 +238,7 @@ class Loop:
             look_at_profile, self._looker.api, self._images, key.namespace, key.name
         )
         if found is None:
+            self._forget(key)
             return None
         state, token = found
         state = replace(state, refused=self._refused.pop(key, state.refused))

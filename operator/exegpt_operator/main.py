@@ -18,6 +18,7 @@ from typing import Any
 import kopf
 from kubernetes import client, config
 from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
+from urllib3 import Retry
 
 from exegpt_operator import logs, names
 from exegpt_operator.act import Actor
@@ -76,7 +77,9 @@ def made(options: argparse.Namespace, metrics: OperatorMetrics) -> Process:
         config.load_kube_config()  # type: ignore[no-untyped-call]  # nor here
     configuration = client.Configuration.get_default_copy()
     configuration.retries = (
-        False  # looked at again anyway; a write that is repeated unseen is none of ours
+        Retry(  # reads over a connection that was closed meanwhile; writes are decided anew
+            1, backoff_factor=0, allowed_methods=["GET"], raise_on_status=False
+        )
     )
     api = Api(client.ApiClient(configuration), called=metrics.called)
     images = Images(
@@ -129,7 +132,7 @@ def watches(options: argparse.Namespace, process: Process, ending: Ending) -> ko
         @kopf.on.event(group, version, plural, registry=registry, id=plural)
         async def child(namespace: str | None, labels: Any, **_: Any) -> None:
             for key in keys_of(str(namespace), labels):
-                process.queue.add(key)
+                process.named(key)  # a profiling pod that ends frees devices for deployments
 
     @kopf.on.event("coordination.k8s.io", "v1", "leases", registry=registry, id="lease")
     async def heard(namespace: str | None, name: str, **_: Any) -> None:

@@ -53,9 +53,7 @@ class Process:
         """`threads` are those that `loop` acts in."""
         self._api, self._loop, self._metrics = api, loop, metrics
         self._planner, self._threads = planner, threads
-        self._lease_thread = ThreadPoolExecutor(
-            1
-        )  # renewed in time, however much there is to look at
+        self._lease_thread = ThreadPoolExecutor(1)  # in time, however much there is to look at
         self._tasks: list[asyncio.Task[Any]] = []
         self.is_active = False
         self._neighbours = Neighbours()
@@ -147,7 +145,7 @@ class Process:
                 again_s = RENEW_S
 
     async def _keep_lease(self, namespace: str, holder: str, scope: str | None) -> float:
-        held, begin_s = False, time.monotonic()
+        begin_s = time.monotonic()
         try:
             held, version = await self._on_lease(self._renew, namespace, holder, scope)
             self.health.lease_is(version)
@@ -158,10 +156,13 @@ class Process:
                     log.info("other operators", extra=asdict(found) | {"own": sorted(found.own)})
                 self._neighbours = found
                 held = not found.older
-            if held:
-                self._held_until_s = begin_s + LEASE_S - MARGIN_S
-        finally:
-            self._hold(held)
+        except ApiRefused:
+            if not self._may_act():  # else the Lease has not run out yet
+                self._hold(False)
+            raise
+        if held:
+            self._held_until_s = begin_s + LEASE_S - MARGIN_S
+        self._hold(held)
         return RENEW_S
 
     def _may_act(self) -> bool:

@@ -12,10 +12,14 @@ FEWEST_ANSWERS = 100  # before measured answers say anything about a bound kept 
 PROMISED_SHARE = 0.98  # of them, at least
 
 
+def counted(serving: Collection[ServingSeen]) -> tuple[int, int]:
+    """(of the latest answers of the bound's length, those that kept it; all of them), of all gateways."""
+    return sum(each.num_kept for each in serving), sum(each.num_s99 for each in serving)
+
+
 def bound_met(serving: Collection[ServingSeen]) -> Condition:
     """BoundMet, by the latest answers of all gateways."""
-    answers = sum(each.num_s99 for each in serving)
-    kept = sum(each.num_kept for each in serving)
+    kept, answers = counted(serving)
     words = f"{kept} of the latest {answers} answers of the bound's length kept it."
     if answers < FEWEST_ANSWERS:
         return unknown("BoundMet", Reason.NO_OBSERVATIONS, words)

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from grpc import aio
 
+from exegpt_gateway.self_test import SelfTest
 from exegpt_gateway.steering import OtherLengths, Reason, Refused, Steering
 from exegpt_planner.errors import (
     ExeGPTError,
@@ -50,8 +51,8 @@ class _Chosen(StrictModel):
 class Control(GatewayServicer):
     """The service, in the gateway's own loop."""
 
-    def __init__(self, steering: Steering) -> None:
-        self._steering = steering
+    def __init__(self, steering: Steering, self_test: SelfTest | None) -> None:
+        self._steering, self._self_test = steering, self_test
 
     async def Describe(  # noqa: N802 - the service's name
         self, request: gateway_pb2.DescribeRequest, context: Context
@@ -91,14 +92,14 @@ class Control(GatewayServicer):
         self, request: gateway_pb2.ReportRequest, context: Context
     ) -> gateway_pb2.ReportReply:
         del request, context
-        conductor = self._steering.conductor
+        conductor, self_test = self._steering.conductor, self._self_test
         lengths = conductor.metrics.lengths
         kept, answers = conductor.metrics.within
         return gateway_pb2.ReportReply(
             plan_id=self._steering.plan_id,
             revision=self._steering.revision,
-            is_complete=conductor.is_settled and self._steering.is_tested,
-            self_test_problem=self._steering.self_test_problem,
+            is_complete=conductor.is_settled and (self_test is None or self_test.has_passed),
+            self_test_problem="" if self_test is None else self_test.problem,
             lost_workers=conductor.lost_workers,
             transfer_problem=conductor.transfer_problem,
             num_answers=answers,
@@ -151,11 +152,13 @@ async def _refuse(context: Context, error: ExeGPTError) -> NoReturn:
 
 
 @asynccontextmanager
-async def listening(steering: Steering, address: str, *, token: str | None) -> AsyncIterator[None]:
+async def listening(
+    steering: Steering, address: str, *, token: str | None, self_test: SelfTest | None = None
+) -> AsyncIterator[None]:
     """The service at `address`, "unix:///path" or "host:port", while the block runs."""
     check_address(address, has_token=token is not None)
     server = aio.server(options=list(GRPC_OPTIONS), interceptors=[AioTokenInterceptor(token)])
-    add_GatewayServicer_to_server(Control(steering), server)
+    add_GatewayServicer_to_server(Control(steering, self_test), server)
     before = os.umask(0o177)  # a Unix socket is its owner's alone
     try:
         server.add_insecure_port(address)

@@ -81,10 +81,6 @@ class Steering:
         """
         self.plan = plan
         self.plan_id = plan_id
-        self.is_tested = (
-            True  # whether a query has been answered, where the gateway tries that first
-        )
-        self.self_test_problem = ""
         self.model_fingerprint = model_fingerprint
         self.kv_tokens = plan.kv_tokens_capacity  # of each worker
         self.conductor = conductor

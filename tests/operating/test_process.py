@@ -84,6 +84,7 @@ async def running(
 ) -> AsyncIterator[tuple[Process, int]]:
     """An operator in this process, which renews twenty times a second; its health's port."""
     monkeypatch.setattr(process, "RENEW_S", 0.05)
+    monkeypatch.setattr(process, "LEASE_S", process.MARGIN_S + 1.0)
     monkeypatch.setattr(health, "DEAF_AFTER", deaf_after)  # renewals
     port = free_port()
     options = Namespace(

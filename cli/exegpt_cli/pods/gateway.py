@@ -23,7 +23,7 @@ from exegpt_gateway.app import build_app
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.control import listening
 from exegpt_gateway.metrics import Metrics
-from exegpt_gateway.self_test import self_test
+from exegpt_gateway.self_test import SelfTest
 from exegpt_gateway.server import serve
 from exegpt_gateway.steering import Foreseen, OtherLengths, Refused, Steering
 from exegpt_gateway.worker_link import WorkerLink
@@ -41,7 +41,6 @@ REPLICA = "EXEGPT_REPLICA"  # the pod's ordinal
 CALIBRATE_EVERY_S = 1.0
 MOST_WAITING = 4096
 LEAST_TEST_S = 30.0  # for the test query: the first step compiles
-TEST_AGAIN_S, POLL_S = 5.0, 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +98,11 @@ class _Gateway:
             takes_lengths=True,
             plan_id=serving.plan_id,
         )
-        self._steering.is_tested = False
+        self._self_test = SelfTest(
+            self._conductor,
+            token=0 if self._model.bos_token is None else self._model.bos_token,
+            within_s=max(LEAST_TEST_S, plan.bound.seconds),
+        )
         self._stop = asyncio.Event()
 
     async def run(self, options: argparse.Namespace) -> None:
@@ -109,11 +112,18 @@ class _Gateway:
             loop.add_signal_handler(number, self._drain)
         conducting = asyncio.create_task(self._conductor.run())
         conducting.add_done_callback(lambda _: self._stop.set())
-        testing = asyncio.create_task(self._test_itself())
+        testing = asyncio.create_task(self._self_test.run())
         testing.add_done_callback(self._tested)
-        app = build_app(self._conductor, self._served, self._metrics, ready_once=self._is_tried)
+        app = build_app(
+            self._conductor,
+            self._served,
+            self._metrics,
+            ready_once=lambda: self._conductor.is_settled and self._self_test.has_passed,
+        )
         try:
-            async with listening(self._steering, options.control, token=self._token):
+            async with listening(
+                self._steering, options.control, token=self._token, self_test=self._self_test
+            ):
                 await serve(
                     app,
                     options.host,
@@ -123,32 +133,16 @@ class _Gateway:
                     drain_s=lambda: drain_s(self._steering.plan.bound.seconds),
                 )
         finally:
-            conducting.cancel()
+            for task in (testing, conducting):
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await conducting  # raises what ended it, if that was no signal
-            if not testing.done():
-                testing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await testing
 
-    def _tested(self, testing: asyncio.Task[None]) -> None:
-        """A test that ends in an error ends the gateway: it would never be ready."""
-        if not testing.cancelled() and testing.exception() is not None:
+    def _tested(self, _: asyncio.Task[None]) -> None:
+        if not self._self_test.has_passed:  # it ended by an error, and this will never be ready
             self._stop.set()
-
-    def _is_tried(self) -> bool:
-        return self._conductor.is_settled and self._steering.is_tested
-
-    async def _test_itself(self) -> None:
-        """Asks a short query once every worker is there, until it is answered."""
-        steering, conductor = self._steering, self._conductor
-        token = self._model.bos_token if self._model.bos_token is not None else 0
-        within_s = max(LEAST_TEST_S, steering.plan.bound.seconds)
-        while not steering.is_tested:
-            if conductor.is_settled:
-                problem = await self_test(conductor, token=token, within_s=within_s)
-                steering.self_test_problem, steering.is_tested = problem, not problem
-            await asyncio.sleep(TEST_AGAIN_S if steering.self_test_problem else POLL_S)
 
     def _drain(self) -> None:
         self._conductor.drain()
