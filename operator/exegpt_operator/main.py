@@ -32,6 +32,8 @@ from exegpt_operator.process import LEASE, Process
 
 HEALTH_PORT, METRICS_PORT = 8080, 9090
 THREADS = 16  # calls that block at a time: looks wait for pods that do not answer
+# Reads over a connection that was closed meanwhile; what a write has done is looked at, and decided anew.
+RETRIES = Retry(1, allowed_methods=["GET"], respect_retry_after_header=False, raise_on_status=False)
 QUIET_S = 70.0  # of a watch, until it is made anew: the API server sends a bookmark a minute
 CHILDREN = (
     ("apps", "v1", "statefulsets"),
@@ -50,23 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     metrics = OperatorMetrics(CollectorRegistry())
     start_http_server(options.metrics_port, registry=metrics.registry)
     process = made(options, metrics)
-    ending = Ending()
     kopf.run(
-        registry=watches(options, process, ending),
+        registry=watches(options, process),
         standalone=True,
         clusterwide=options.cluster_wide,
         namespaces=() if options.cluster_wide else (options.namespace,),
     )
-    if not ending.is_quiet:
+    if not process.is_quiet:
         logging.shutdown()
         os._exit(0)  # a call that is under way in a thread is not waited for
     return 0
-
-
-class Ending:
-    """Whether nothing is under way any more."""
-
-    is_quiet = False
 
 
 def made(options: argparse.Namespace, metrics: OperatorMetrics) -> Process:
@@ -76,11 +71,7 @@ def made(options: argparse.Namespace, metrics: OperatorMetrics) -> Process:
     except config.ConfigException:
         config.load_kube_config()  # type: ignore[no-untyped-call]  # nor here
     configuration = client.Configuration.get_default_copy()
-    configuration.retries = (
-        Retry(  # reads over a connection that was closed meanwhile; writes are decided anew
-            1, backoff_factor=0, allowed_methods=["GET"], raise_on_status=False
-        )
-    )
+    configuration.retries = RETRIES
     api = Api(client.ApiClient(configuration), called=metrics.called)
     images = Images(
         runner=options.runner_image,
@@ -97,7 +88,7 @@ def made(options: argparse.Namespace, metrics: OperatorMetrics) -> Process:
     return Process(api, loop, metrics, planner=planner, threads=threads)
 
 
-def watches(options: argparse.Namespace, process: Process, ending: Ending) -> kopf.OperatorRegistry:
+def watches(options: argparse.Namespace, process: Process) -> kopf.OperatorRegistry:
     """What kopf is to watch; every event only names a key."""
     registry = kopf.OperatorRegistry()
     holder = f"{socket.gethostname()}-{os.getpid()}"
@@ -119,7 +110,7 @@ def watches(options: argparse.Namespace, process: Process, ending: Ending) -> ko
 
     @kopf.on.cleanup(registry=registry)
     async def end(**_: Any) -> None:
-        ending.is_quiet = await process.end(namespace=options.namespace, holder=holder)
+        await process.end(namespace=options.namespace, holder=holder)
 
     for word, (_, plural) in KINDS.items():
 

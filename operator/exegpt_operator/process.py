@@ -56,6 +56,7 @@ class Process:
         self._lease_thread = ThreadPoolExecutor(1)  # in time, however much there is to look at
         self._tasks: list[asyncio.Task[Any]] = []
         self.is_active = False
+        self.is_quiet = False  # nothing is under way any more
         self._neighbours = Neighbours()
         self._held_until_s = 0.0
         self.queue: Queue[Key] = Queue(self._look, self._look_failed)
@@ -90,8 +91,8 @@ class Process:
             task.add_done_callback(functools.partial(_end_with, name))
         self._tasks.append(asyncio.get_running_loop().create_task(self._planner.start()))
 
-    async def end(self, *, namespace: str, holder: str) -> bool:
-        """Stops acting, then lets another operator act at once; whether nothing goes on any more.
+    async def end(self, *, namespace: str, holder: str) -> None:
+        """Stops acting, then lets another operator act at once.
 
         The Lease of an operator that still has a call under way is left to run out.
         """
@@ -111,10 +112,10 @@ class Process:
                     await self._on_lease(self._release, namespace, holder)
         except TimeoutError:
             log.warning("a call is still under way; the lease runs out by itself")
-            return False
+            return
         except ApiRefused as error:
             log.warning("cannot release the lease", extra={"problem": str(error)})
-        return True
+        self.is_quiet = True
 
     async def _look(self, key: Key) -> float | None:
         if not self.is_active or key.namespace in self._neighbours.own:

@@ -99,9 +99,9 @@ async def running(
         health_port=port,
     )
     made = main.made(options, OperatorMetrics(CollectorRegistry()))
-    ending, stop = main.Ending(), asyncio.Event()
+    stop = asyncio.Event()
     work = kopf.operator(
-        registry=main.watches(options, made, ending),
+        registry=main.watches(options, made),
         standalone=True,
         clusterwide=True,
         stop_flag=stop,
@@ -112,7 +112,7 @@ async def running(
     finally:
         stop.set()
         await asyncio.wait_for(task, 20)
-    assert ending.is_quiet
+    assert made.is_quiet
 
 
 async def test_it_is_ready_hears_of_resources_and_gives_the_lease_back(
