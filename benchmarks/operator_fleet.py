@@ -1,6 +1,6 @@
 """What the operator costs and how quick it is: 50 deployments on a real API server, with fake nodes and pods.
 
-    python benchmarks/operator_fleet.py [--size 50] [--rest 60]
+    python benchmarks/operator_fleet.py [--size 50] [--rest 60] [--strategies RRA WAA CRA]
 
 The file is not called operator.py: Python's own module of that name would be hidden from all benchmarks.
 """
@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("tests", "planner", "runner", "cli", "operator")]
 
 from cluster import binaries, steps  # noqa: E402 - from the tests
-from cluster.control_plane import ControlPlane  # noqa: E402
-from cluster.fake_node import FakeNodes  # noqa: E402
-from cluster.fleet import Fleet  # noqa: E402
-from cluster.steps import OperatorProcess, Site  # noqa: E402
+from cluster.control_plane import ControlPlane  # noqa: E402 - from the tests
+from cluster.fake_node import FakeNodes  # noqa: E402 - from the tests
+from cluster.fleet import Fleet  # noqa: E402 - from the tests
+from cluster.steps import OperatorProcess, Site  # noqa: E402 - from the tests
 
 ONE_BY_ONE = 50  # deployments applied while the operator has nothing else to do
 
@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The operator with many deployments.")
     parser.add_argument("--size", type=int, default=50)
     parser.add_argument("--rest", type=float, default=60.0, help="seconds watched at rest")
+    parser.add_argument("--strategies", nargs="+", default=["RRA"], help="planned for each")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         plane = ControlPlane.started(
@@ -40,12 +41,13 @@ def main() -> None:
         )
         try:
             plane.define(sorted((ROOT / "crds").glob("*.yaml")))
-            _measure(plane, Path(folder), options.size, options.rest)
+            _measure(plane, Path(folder), options)
         finally:
             plane.stop()
 
 
-def _measure(plane: ControlPlane, folder: Path, size: int, rest_s: float) -> None:
+def _measure(plane: ControlPlane, folder: Path, options: argparse.Namespace) -> None:
+    size, strategies = options.size, tuple(options.strategies)
     nodes = FakeNodes(plane)
     nodes.add("fake-0", {steps.DEVICE: 10_000})
     home = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": steps.HOME}}
@@ -55,12 +57,14 @@ def _measure(plane: ControlPlane, folder: Path, size: int, rest_s: float) -> Non
     try:
         print(f"python {' '.join(sys.argv)}: {psutil.cpu_count()} cores, all on one machine\n")
         print(f"| {size} deployments of two worker pods | p50 | p99 |\n|---|---|---|")
-        alone = Fleet(Site.made(plane, nodes, "alone"), ONE_BY_ONE)
+        alone = Fleet(
+            Site.made(plane, nodes, "alone"), min(size, ONE_BY_ONE), strategies=strategies
+        )
         alone.profile()
         _row("apply -> worker pods, s: one at a time", _applied_in_turn(alone))
         for name in alone.names():
             alone.site.delete(name)
-        fleet = Fleet(Site.made(plane, nodes, "fleet"), size)
+        fleet = Fleet(Site.made(plane, nodes, "fleet"), size, strategies=strategies)
         fleet.profile()
         for name in fleet.names():
             fleet.apply(name)
@@ -71,7 +75,7 @@ def _measure(plane: ControlPlane, folder: Path, size: int, rest_s: float) -> Non
             fleet.annotate(name)
         fleet.until_steered(since=0)
         fleet.until_ready()
-        _rest(operator, fleet, rest_s)
+        _rest(operator, fleet, options.rest)
     finally:
         operator.kill()
         nodes.stop()

@@ -126,14 +126,15 @@ def volume() -> Path:
 
 @pytest.fixture(scope="session")
 def weights() -> Path:
-    """The demo model's folder, readable by anyone."""
+    """A folder with the demo model's, readable by anyone."""
     from exegpt_cli.cache import Cache
     from exegpt_cli.demo_model import demo_folder
 
     source = demo_folder("smollm2-135m-instruct", Cache.of_user(), say=lambda _: None)
-    folder = Path("/var/tmp/exegpt-cluster-weights")
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["cp", "-ruL", f"{source}/.", str(folder)], check=True)
+    folder = Path("/var/tmp/exegpt-cluster-models")
+    model = folder / "smollm2-135m-instruct"
+    model.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["cp", "-ruL", f"{source}/.", str(model)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
     return folder
 

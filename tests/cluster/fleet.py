@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from cluster.steps import LAW, OPERATOR, Site, until, writes_of
+from cluster.place import until, writes_of
+from cluster.steps import LAW, OPERATOR, Site
 from exegpt_operator import names
 
 PODS = 3  # of each: two workers and a gateway
@@ -21,6 +22,7 @@ class Fleet:
     site: Site
     size: int
     first: int = 0
+    strategies: tuple[str, ...] = ("RRA",)
 
     def names(self) -> list[str]:
         """Of all."""
@@ -28,7 +30,7 @@ class Fleet:
 
     def one(self, index: int) -> Fleet:
         """A fleet of that one."""
-        return Fleet(self.site, 1, self.first + index)
+        return replace(self, size=1, first=self.first + index)
 
     def profile(self) -> None:
         """Has the profile measured that all share."""
@@ -38,7 +40,9 @@ class Fleet:
 
     def apply(self, name: str) -> None:
         """Applies one."""
-        self.site.apply(name, workload={"input": LAW, "output": self._law(name, 16)})
+        workload = {"input": LAW, "output": self._law(name, 16)}
+        scheduling = {"strategies": list(self.strategies)}
+        self.site.apply(name, workload=workload, scheduling=scheduling)
 
     def annotate(self, name: str) -> None:
         """Says other lengths of one."""

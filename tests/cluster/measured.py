@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.control_plane import ControlPlane
+from cluster.place import Place
 from cluster.whole import BASE, Cluster, deployment
 from exegpt_operator import names
 from exegpt_operator.decide_profile import table_name
@@ -28,16 +30,11 @@ class Measured:
         """Measures, by a deployment that starts nothing; its profile stays in the namespace."""
         scheduling = {"planPolicy": "DryRun", "strategies": ["RRA", "WAA"]}
         wanted = deployment(namespace, "measure", scheduling=scheduling)
+        place = Place(cluster.plane, namespace)
         cluster.plane.apply(wanted)
-        cluster.wait_for(
-            "measured",
-            lambda: cluster.condition(namespace, "measure", "Ready")[1] == "DryRun",
-            within_s=MEASURED_S,
-            tell=lambda: cluster.describe(namespace, "measure"),
-        )
-        cluster.plane.kubectl("delete", "xd/measure", "-n", namespace, "--timeout=20s")
-        found = cluster.plane.get("configmap", table_name(profile_of(wanted)), "-n", namespace)
-        return cls(found["data"])
+        place.until_reason("Ready", "DryRun", "measure", within_s=MEASURED_S)
+        place.delete("measure")
+        return cls(place.get("ConfigMap", table_name(profile_of(wanted)))["data"])
 
     def for_workers(self, workers: int) -> Measured:
         """As if it had been measured beside so many: for plans that nothing will run."""
@@ -45,10 +42,10 @@ class Measured:
         table["key"]["workers"] = workers
         return Measured({**self.data, "table.json": json.dumps(table)})
 
-    def put_on_file(self, cluster: Cluster, resource: Mapping[str, Any]) -> None:
+    def put_on_file(self, plane: ControlPlane, resource: Mapping[str, Any]) -> None:
         """As the profile that this deployment plans by."""
         namespace, name = resource["metadata"]["namespace"], profile_of(resource)
-        cluster.plane.apply(
+        plane.apply(
             {
                 "apiVersion": names.API_VERSION,
                 "kind": names.PROFILE,

@@ -9,7 +9,8 @@ import pytest
 
 from cluster.control_plane import ControlPlane
 from cluster.fake_node import FakeNodes
-from cluster.steps import NAME, OperatorProcess, Site
+from cluster.place import NAME
+from cluster.steps import OperatorProcess, Site
 from exegpt_operator import names
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import yaml
 from cluster import binaries
 from cluster.required import lacks
 from exegpt_operator import main
+from exegpt_operator.reading import deployment_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.smoke, pytest.mark.timeout(1800)]
 
@@ -256,6 +258,15 @@ def test_notes_say_what_to_do_next(helm: Helm, values: str) -> None:
     scope = f"namespace {NAMESPACE}" if values == "namespaced" else "every namespace"
     assert notes.startswith(f"exegpt looks after {scope}.")
     assert f"helm test {RELEASE} -n {NAMESPACE}" in notes
+    example = re.search(r"<<EOF\n(.*?)\n *EOF", notes, re.DOTALL)
+    assert example is not None
+    _, problems = deployment_of(with_namespace(yaml.safe_load(example[1])))
+    assert problems == ()
+
+
+def with_namespace(resource: dict[str, Any]) -> dict[str, Any]:
+    resource["metadata"]["namespace"] = NAMESPACE
+    return resource
 
 
 def test_helm_test_asks_the_operator(objects: list[dict[str, Any]]) -> None:

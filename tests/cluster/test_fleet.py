@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.fleet import PODS, Fleet
-from cluster.steps import OperatorProcess, Site, until
+from cluster.place import until
+from cluster.steps import OperatorProcess, Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

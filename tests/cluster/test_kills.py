@@ -16,7 +16,8 @@ from cluster import steps
 from cluster.control_plane import ControlPlane
 from cluster.dying_operator import DIES
 from cluster.fake_node import FakeNodes
-from cluster.steps import HOME, LAW, NAME, OperatorProcess, Site, own_fields
+from cluster.place import NAME, until
+from cluster.steps import HOME, LAW, OperatorProcess, Site, own_fields
 from exegpt_operator import names
 from exegpt_operator.look import WHY
 
@@ -181,7 +182,7 @@ def lives(
     try:
         pods_killed = live(killed, mortal.is_up_in)
         with contextlib.suppress(AssertionError):  # the tests say what differs
-            steps.until("the same", lambda: promised(killed) == promised(calm), within_s=30)
+            until("the same", lambda: promised(killed) == promised(calm), within_s=30)
     finally:
         process.kill()
     return Lives(

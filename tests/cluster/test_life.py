@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cluster.place import NAME, Place, until, writes_of
 from cluster.traffic import Client, counted
 from cluster.whole import SERVING, Cluster, deployment
 from exegpt_operator import names, talk
@@ -16,21 +17,29 @@ from exegpt_operator.seen import ServingSeen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
-NAMESPACE, NAME = SERVING, "translate"
-READY_S = 600.0  # profiling some minutes, planning, loading torch and weights on two cores
+XD = f"xd/{NAME}"
+LOADED_S = 240.0  # torch and weights on two cores
+OPERATOR = f"system:serviceaccount:{SERVING}:exegpt"
 
 
 @pytest.fixture(scope="module")
-def client(installed: Cluster) -> Client:
-    return Client.made(installed, NAMESPACE)
+def place(installed: Cluster) -> Place:
+    return Place(installed.plane, SERVING)
+
+
+@pytest.fixture(scope="module")
+def client(place: Place) -> Client:
+    return Client.made(place)
 
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("measured")
-def test_tokens_by_waa_across_two_pods(installed: Cluster, client: Client) -> None:
-    installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["WAA"]}))
-    installed.wait_ready(NAMESPACE, NAME, within_s=READY_S)
-    by_role = roles(installed)
+def test_tokens_by_waa_across_two_pods(place: Place, client: Client) -> None:
+    place.plane.apply(deployment(SERVING, scheduling={"strategies": ["WAA"]}))
+    print(f"served {place.until_ready(within_s=LOADED_S):.0f} s after it was applied")
+    for shown in ("get xd -o wide", "get pods -L exegpt.dev/role", "describe xd"):
+        print(f"$ kubectl {shown}\n{place.kubectl(*shown.split())}")
+    by_role = roles(place)
     assert sorted(by_role) == ["decoder", "encoder"]
     encoder, decoder = (by_role[role]["status"]["podIP"] for role in ("encoder", "decoder"))
     before = client.metrics(NAME)["exegpt_kv_transfer_bytes_total"]
@@ -41,23 +50,20 @@ def test_tokens_by_waa_across_two_pods(installed: Cluster, client: Client) -> No
 
 
 @pytest.mark.smoke
-def test_a_decoder_killed_amid_transfers_loses_no_query(installed: Cluster, client: Client) -> None:
+def test_a_decoder_killed_amid_transfers_loses_no_query(
+    installed: Cluster, place: Place, client: Client
+) -> None:
     text = client.ask(NAME, tokens=24)
-    pod = roles(installed)["decoder"]
+    pod = roles(place)["decoder"]
     load = client.load(NAME, streams=24, seconds=30, words=180, tokens=12)
     count = "exegpt_kv_transfer_seconds_count"
     first = client.metrics(NAME)[count]
-    installed.wait_for(
-        "under load", lambda: client.metrics(NAME)[count] > first + 8, within_s=60, tell=str
-    )
-    assert installed.node is not None
+    place.until("under load", lambda: client.metrics(NAME)[count] > first + 8)
     installed.node.kill(pod, "worker-0", paused_s=1.0)
-    fell_s = installed.wait_for(
-        "not Ready", lambda: not is_ready(installed), within_s=15, tell=lambda: tell(installed)
-    )
-    installed.wait_ready(NAMESPACE, NAME, within_s=180)
+    fell_s = place.until("not Ready", lambda: not place.is_settled(), within_s=15)
+    place.until_ready(within_s=LOADED_S)
     found = load.result(within_s=240)
-    print(f"not Ready after {fell_s:.1f} s; {found}")
+    print(f"not Ready {fell_s:.1f} s after a decoder was killed; {found}")
     assert found["failures"] == []
     assert found["answers"] >= 24
     failed = {
@@ -67,192 +73,129 @@ def test_a_decoder_killed_amid_transfers_loses_no_query(installed: Cluster, clie
     }
     assert sum(failed.values()) > 0, "no transfer was under way"
     assert client.ask(NAME, tokens=24) == text
-    assert roles(installed)["decoder"]["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert roles(place)["decoder"]["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
-def test_at_rest_nothing_is_written(installed: Cluster) -> None:
+def test_at_rest_nothing_is_written(place: Place) -> None:
     """But the operator's own Lease, and kubelets' and controllers' own business."""
-    installed.wait_for(
-        "a minute without a write", lambda: is_quiet(installed, 60), within_s=200, tell=str
-    )
+    until("a minute without a write", lambda: is_quiet(place, 60), within_s=200)
 
 
 @pytest.mark.smoke
-def test_rra_on_the_same_pods(installed: Cluster, client: Client) -> None:
-    text, before = client.ask(NAME), identity(installed)
-    installed.plane.apply(deployment(NAMESPACE, NAME, scheduling={"strategies": ["RRA"]}))
-    installed.wait_for(
-        "RRA",
-        lambda: plan(installed)["strategy"].startswith("RRA") and is_ready(installed),
-        within_s=120,
-        tell=lambda: tell(installed),
-    )
+def test_rra_on_the_same_pods(place: Place, client: Client) -> None:
+    text, before, first = client.ask(NAME), identity(place), place.plan_id()
+    place.plane.apply(deployment(SERVING, scheduling={"strategies": ["RRA"]}))
+    print(f"WAA to RRA in {place.until_another_plan(first):.1f} s")
+    assert plan(place)["strategy"].startswith("RRA")
     assert client.ask(NAME) == text
-    assert identity(installed) == before
-    assert list(roles(installed)) == ["both"]
+    assert identity(place) == before
+    assert list(roles(place)) == ["both"]
 
 
 @pytest.mark.smoke
-def test_drift_is_answered_in_place_under_load(installed: Cluster, client: Client) -> None:
-    before, first = identity(installed), plan(installed)
+def test_drift_is_answered_in_place_under_load(place: Place, client: Client) -> None:
+    before, first = identity(place), plan(place)
     load = client.load(NAME, streams=8, seconds=30, words=20, tokens=16)
-    installed.wait_for(
-        "under load",
-        lambda: reported(installed).num_queries > 8,
-        within_s=60,
-        tell=lambda: tell(installed),
-    )
-    laws = {"input": "mean=24,std=8,max=48", "output": "mean=34,std=9,max=60"}
-    annotations = [f"exegpt.dev/observed-{side}={law}" for side, law in laws.items()]
-    installed.plane.kubectl("annotate", f"xd/{NAME}", "-n", NAMESPACE, *annotations)
-    annotated_s = time.monotonic()
-    installed.wait_for(
-        "acknowledged",
-        lambda: reported(installed).plan_id != first["id"],
-        within_s=30,
-        tell=lambda: tell(installed),
-    )
-    print(f"acknowledged {time.monotonic() - annotated_s:.2f} s after the annotation")
-    installed.wait_for(
-        "in the status",
-        lambda: plan(installed)["id"] == reported(installed).plan_id and is_ready(installed),
-        within_s=30,
-        tell=lambda: tell(installed),
-    )
-    second = plan(installed)
+    place.until("under load", lambda: reported(place).num_queries > 8)
+    place.annotate(input="mean=24,std=8,max=48", output="mean=34,std=9,max=60")
+    took_s = place.until("acknowledged", lambda: reported(place).plan_id != first["id"])
+    print(f"acknowledged {took_s:.2f} s after the annotation")
+    place.until_another_plan(first["id"])
+    second = plan(place)
+    assert second["id"] == reported(place).plan_id
     assert second["decodeIterations"] != first["decodeIterations"]
     in_force = client.metrics(NAME)["exegpt_schedule_encode_interval_iterations"]
     assert in_force == second["decodeIterations"]
     found = load.result(within_s=120)
     assert found["failures"] == []
     assert found["answers"] >= 8
-    assert identity(installed) == before
-    status = installed.plane.get("xd", NAME, "-n", NAMESPACE)["status"]
+    assert identity(place) == before
+    status = place.status()
     assert status["workload"]["source"] == "Annotation"
     assert status["workload"]["setBy"] == "kubectl-annotate"
     assert [each["id"] for each in status["history"][:2]] == [second["id"], first["id"]]
 
 
-def test_observed_lengths_are_planned_for_by_themselves(installed: Cluster, client: Client) -> None:
+def test_observed_lengths_are_planned_for_by_themselves(place: Place, client: Client) -> None:
     """Where neither the spec nor a person says how long requests are."""
-    before, first = identity(installed), plan(installed)
-    annotations = [f"exegpt.dev/observed-{side}-" for side in ("input", "output")]
-    installed.plane.kubectl("annotate", f"xd/{NAME}", "-n", NAMESPACE, *annotations)
-    patch(installed, '{"spec":{"workload":null,"drift":{"minQueries":40,"cooldownSeconds":1}}}')
+    before, first = identity(place), place.plan_id()
+    place.annotate(input=None, output=None)
+    place.patch(XD, workload=None, drift={"minQueries": 40, "cooldownSeconds": 1})
     load = client.load(NAME, streams=16, seconds=30, words=12, tokens=12)
-    installed.wait_for(
-        "planned for what was observed",
-        lambda: plan(installed)["id"] != first["id"] and source(installed) == "Observed",
-        within_s=90,
-        tell=lambda: tell(installed),
-    )
+    place.until("planned for what was observed", lambda: is_by_observed(place, first), within_s=90)
     found = load.result(within_s=120)
     assert found["failures"] == []
-    installed.wait_ready(NAMESPACE, NAME, within_s=30)
-    resource = installed.plane.get("xd", NAME, "-n", NAMESPACE, "--show-managed-fields")
+    place.until_ready()
+    resource, observed = place.get(names.DEPLOYMENT, NAME), names.observed(NAME, "output")
     assert managers_of(resource)[names.OBSERVED_OUTPUT] == names.DETECTOR
-    observed = names.observed(NAME, "output")
     assert resource["metadata"]["annotations"][names.OBSERVED_OUTPUT] == f"histogram={observed}"
     assert resource["status"]["workload"]["output"].startswith("mean=12")
-    assert identity(installed) == before
+    assert identity(place) == before
 
 
-def test_another_bound_is_another_plan(installed: Cluster, client: Client) -> None:
-    before, first = identity(installed), plan(installed)
-    patch(installed, '{"spec":{"latencyBound":{"seconds":4}}}')
-    until_another_plan(installed, first["id"])
-    assert plan(installed)["predictedSeconds"] <= 4
+def test_another_bound_is_another_plan(place: Place, client: Client) -> None:
+    before, first = identity(place), place.plan_id()
+    place.patch(XD, latencyBound={"seconds": 4})
+    place.until_another_plan(first)
+    assert plan(place)["predictedSeconds"] <= 4
     assert client.ask(NAME).strip()
-    assert identity(installed) == before
+    assert identity(place) == before
 
 
 def test_operators_that_are_killed_or_upgraded_restart_no_pod(
-    installed: Cluster, client: Client
+    installed: Cluster, place: Place, client: Client
 ) -> None:
-    before = identity(installed)
+    before = identity(place)
     for bound_s in (3.5, 4.5):
-        first = plan(installed)
-        patch(installed, f'{{"spec":{{"latencyBound":{{"seconds":{bound_s}}}}}}}')
-        (operator,) = installed.pods(SERVING, **{"app.kubernetes.io/name": "exegpt-operator"})
-        name = operator["metadata"]["name"]
-        installed.plane.kubectl(
-            "delete", "pod", name, "-n", SERVING, "--grace-period=0", "--force", "--wait=false"
+        first = place.plan_id()
+        place.patch(XD, latencyBound={"seconds": bound_s})
+        selected = f"{names.NAME_LABEL}=exegpt-operator"
+        place.kubectl(
+            "delete", "pod", "-l", selected, "--grace-period=0", "--force", "--wait=false"
         )
-        until_another_plan(installed, first["id"])
+        place.until_another_plan(first, within_s=120)
     installed.install(SERVING, **{"resources.limits.memory": "900Mi"})
-    patch(installed, '{"spec":{"latencyBound":{"seconds":4}}}')
-    installed.wait_ready(NAMESPACE, NAME, within_s=120)
+    installed.helm("test", "exegpt", "-n", SERVING)
+    place.patch(XD, latencyBound={"seconds": 4})
+    place.until_ready(within_s=120)
     assert client.ask(NAME).strip()
-    assert identity(installed) == before
+    assert identity(place) == before
 
 
-def test_a_bound_that_nothing_keeps_leaves_what_runs_alone(
-    installed: Cluster, client: Client
-) -> None:
-    before, first = identity(installed), plan(installed)
-    patch(installed, '{"spec":{"latencyBound":{"seconds":0.001}}}')
-    installed.wait_for(
-        "refused",
-        lambda: installed.condition(NAMESPACE, NAME, "Scheduled")[1] == "Infeasible",
-        within_s=60,
-        tell=lambda: tell(installed),
-    )
-    assert installed.condition(NAMESPACE, NAME, "Stalled")[0] == "True"
-    assert plan(installed)["id"] == first["id"]
-    assert identity(installed) == before
+def test_a_bound_that_nothing_keeps_leaves_what_runs_alone(place: Place, client: Client) -> None:
+    before, first = identity(place), place.plan_id()
+    place.patch(XD, latencyBound={"seconds": 0.001})
+    place.until_reason("Scheduled", "Infeasible")
+    assert place.condition("Stalled")[0] == "True"
+    assert place.plan_id() == first
+    assert identity(place) == before
     assert client.ask(NAME).strip()
-    patch(installed, '{"spec":{"latencyBound":{"seconds":4}}}')
-    installed.wait_ready(NAMESPACE, NAME, within_s=60)
+    place.patch(XD, latencyBound={"seconds": 4})
+    place.until_ready()
 
 
-def test_suspend_resume_delete(installed: Cluster, client: Client) -> None:
-    first, profiles = plan(installed), installed.plane.get("xp", "-n", NAMESPACE)["items"]
-    patch(installed, '{"spec":{"suspend":true}}')
-    installed.wait_for(
-        "suspended",
-        lambda: not installed.pods(NAMESPACE, component="worker"),
-        within_s=60,
-        tell=lambda: tell(installed),
-    )
-    assert installed.condition(NAMESPACE, NAME, "Ready")[1] == "Suspended"
-    patch(installed, '{"spec":{"suspend":false}}')
-    installed.wait_ready(NAMESPACE, NAME, within_s=180)
-    assert plan(installed)["id"] == first["id"]
-    after = installed.plane.get("xp", "-n", NAMESPACE)["items"]
-    assert [each["metadata"]["uid"] for each in after] == [
-        each["metadata"]["uid"] for each in profiles
-    ]
+def test_suspend_resume_delete(place: Place, client: Client) -> None:
+    first, profiles = place.plan_id(), profile_uids(place)
+    place.patch(XD, suspend=True)
+    place.until("suspended", lambda: not place.pods("worker"))
+    assert place.condition("Ready")[1] == "Suspended"
+    place.patch(XD, suspend=False)
+    print(f"served {place.until_ready(within_s=LOADED_S):.0f} s after it was resumed")
+    assert place.plan_id() == first
+    assert profile_uids(place) == profiles
     assert client.ask(NAME).strip()
-    installed.plane.kubectl("delete", f"xd/{NAME}", "-n", NAMESPACE, "--timeout=20s")
-    installed.wait_for(
-        "gone",
-        lambda: not installed.pods(NAMESPACE, **{"app.kubernetes.io/instance": NAME}),
-        within_s=90,
-        tell=lambda: str(installed.pods(NAMESPACE)),
-    )
+    place.delete()
+    place.until("gone", lambda: not place.serving(), within_s=90)
 
 
-def until_another_plan(cluster: Cluster, first: str) -> None:
-    """Until a plan other than `first` is in force."""
-    cluster.wait_for(
-        "another plan",
-        lambda: plan(cluster)["id"] != first and is_ready(cluster),
-        within_s=120,
-        tell=lambda: tell(cluster),
-    )
-
-
-def patch(cluster: Cluster, merge: str) -> None:
-    cluster.plane.kubectl("patch", f"xd/{NAME}", "-n", NAMESPACE, "--type=merge", "-p", merge)
-
-
-def roles(cluster: Cluster) -> dict[str, dict[str, Any]]:
+def roles(place: Place) -> dict[str, dict[str, Any]]:
     """Worker pods by their live role; of those that share one, the last."""
-    pods = cluster.pods(NAMESPACE, component="worker")
-    return {pod["metadata"]["labels"].get("exegpt.dev/role", ""): pod for pod in pods}
+    return {
+        pod["metadata"]["labels"].get(names.ROLE_LABEL, ""): pod for pod in place.pods("worker")
+    }
 
 
-def identity(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
+def identity(place: Place) -> dict[str, tuple[Any, ...]]:
     """What would change if a serving pod, or a container in it, were started anew."""
     return {
         pod["metadata"]["name"]: (
@@ -263,50 +206,37 @@ def identity(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
             ),
         )
         for component in ("worker", "gateway")
-        for pod in cluster.pods(NAMESPACE, component=component)
+        for pod in place.pods(component)
     }
 
 
-def reported(cluster: Cluster) -> ServingSeen:
+def reported(place: Place) -> ServingSeen:
     """What the gateway says of itself, now."""
-    (gateway,) = cluster.pods(NAMESPACE, component="gateway")
-    token = token_of(cluster.api, NAMESPACE, names.token(NAME))
+    (gateway,) = place.pods("gateway")
+    token = token_of(place.api, SERVING, names.token(NAME))
     return talk.report(gateway["status"]["podIP"], token, None)
 
 
-def plan(cluster: Cluster) -> dict[str, Any]:
-    found: dict[str, Any] = cluster.plane.get("xd", NAME, "-n", NAMESPACE)["status"].get("plan", {})
+def plan(place: Place) -> dict[str, Any]:
+    found: dict[str, Any] = place.status()["plan"]
     return found
 
 
-def source(cluster: Cluster) -> str:
-    """Whose lengths hold."""
-    status = cluster.plane.get("xd", NAME, "-n", NAMESPACE)["status"]
-    return str(status.get("workload", {}).get("source"))
+def profile_uids(place: Place) -> list[str]:
+    return [each["metadata"]["uid"] for each in place.api.list(names.PROFILE, SERVING)]
 
 
-def is_ready(cluster: Cluster) -> bool:
-    return cluster.is_ready(NAMESPACE, NAME)
+def is_by_observed(place: Place, first: str) -> bool:
+    """Whether another plan than `first` is in force, for lengths that were observed."""
+    source = place.status().get("workload", {}).get("source")
+    return source == "Observed" and place.plan_id() != first
 
 
-def tell(cluster: Cluster) -> str:
-    return cluster.describe(NAMESPACE, NAME)
-
-
-def is_quiet(cluster: Cluster, seconds: float) -> bool:
-    """Whether nothing of ours is written for so long."""
-    first, end_s = len(cluster.plane.writes()), time.monotonic() + seconds
+def is_quiet(place: Place, seconds: float) -> bool:
+    """Whether nothing of the operator's is written for so long."""
+    first, end_s = len(place.plane.writes()), time.monotonic() + seconds
     while time.monotonic() < end_s:
-        if ours(cluster, first):
+        if writes_of(place.plane, OPERATOR, first):
             return False
         time.sleep(0.5)
     return True
-
-
-def ours(cluster: Cluster, first: int) -> list[str]:
-    return [
-        f"{each['verb']} {each['objectRef']['resource']}"
-        for each in cluster.plane.writes(first)
-        if each["user"]["username"] == f"system:serviceaccount:{NAMESPACE}:exegpt"
-        and each["objectRef"]["resource"] != "leases"
-    ]

@@ -12,7 +12,8 @@ from cluster import steps
 from cluster.control_plane import ControlPlane
 from cluster.fake_node import FakeNodes
 from cluster.fake_pods import IMAGE_PULL
-from cluster.steps import HOME, LAW, NAME, OPERATOR, OperatorProcess, Site, own_fields, writes_of
+from cluster.place import NAME, until, writes_of
+from cluster.steps import HOME, LAW, OPERATOR, OperatorProcess, Site, own_fields
 from exegpt_operator import names
 from exegpt_operator.process import LEASE
 
@@ -192,7 +193,7 @@ def test_a_second_operator_waits_and_takes_over(
     second = OperatorProcess(kubeconfig, tmp_path / "second.log", "--cluster-wide")
     second.start()
     try:
-        steps.until("up", lambda: bool(second.metrics()))
+        until("up", lambda: bool(second.metrics()))
         before = len(plane.writes())
         site.apply()
         site.until_ready()
@@ -228,9 +229,7 @@ def test_a_namespace_that_ends(
     assert len(writes_of(control_plane, OPERATOR, before)) < 10  # those under way then
     before = len(control_plane.writes())
     with pytest.raises(AssertionError, match="not a write"):
-        steps.until(
-            "a write", lambda: bool(writes_of(control_plane, OPERATOR, before)), within_s=10
-        )
+        until("a write", lambda: bool(writes_of(control_plane, OPERATOR, before)), within_s=10)
 
 
 def test_deleted_in_every_stage_with_the_operator_down(

@@ -13,7 +13,8 @@ import yaml
 from cluster import steps
 from cluster.control_plane import ControlPlane
 from cluster.fake_node import FakeNodes
-from cluster.steps import LAW, NAME, OperatorProcess, Site
+from cluster.place import NAME
+from cluster.steps import LAW, OperatorProcess, Site
 from cluster.test_refusals import AUTO, DRY, take_a_device
 from exegpt_operator import names
 from exegpt_operator.status import HISTORY

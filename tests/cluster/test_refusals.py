@@ -9,7 +9,8 @@ import pytest
 
 from cli.tables import KEY, LARGE, table_up_to
 from cluster.fake_pods import CRASH_LOOP, IMAGE_PULL, OOM_KILLED, Ailment
-from cluster.steps import DEVICE, NAME, OperatorProcess, Site, deployment
+from cluster.place import NAME
+from cluster.steps import DEVICE, OperatorProcess, Site, deployment
 from exegpt_operator import names
 from planner.builders import MODEL
 

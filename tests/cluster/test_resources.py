@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.control_plane import ApiServer
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.smoke,
     pytest.mark.timeout(1800),
 ]  # the first time the programs are built
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left(api_server: ApiServer) -> Iterator[None]:
+    """Other tests' operators would look after it."""
+    yield
+    api_server.kubectl("delete", "xd,xp", "--all", "-n", "default", "--timeout=30s")
 
 
 def deployment(name: str = "translate", **spec: Any) -> dict[str, Any]:
@@ -40,6 +51,14 @@ def test_the_smallest_one_gets_its_defaults_and_a_status(api_server: ApiServer) 
     assert found["spec"]["drift"] == {"threshold": 0.1, "minQueries": 1000, "cooldownSeconds": 300}
     (ready,) = found["status"]["conditions"]
     assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "Unknown", "Pending")
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("kubernetes*.yaml")), ids=lambda f: f.name)
+def test_the_examples_are_taken_whole(api_server: ApiServer, file: Path) -> None:
+    given = yaml.safe_load(file.read_text())
+    given["metadata"]["name"] = file.stem
+    api_server.apply(given)
+    assert api_server.get("xd", file.stem)["spec"]["model"]["uri"] == given["spec"]["model"]["uri"]
 
 
 LAW = {"mean": 128, "std": 62, "max": 256}

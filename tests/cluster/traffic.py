@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.whole import BASE, PYTHON, PYTHON_CLAIM, Cluster
+from cluster.place import Place
+from cluster.whole import BASE, PYTHON, PYTHON_CLAIM
 
 LOAD = Path(__file__).with_name("load.py")
 POD = "client"
+MODEL = "smollm2"  # as the example serves it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,52 +35,54 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A pod with the official client, in a namespace."""
+    """A pod with the official client, in a namespace: load stays inside the cluster."""
 
-    cluster: Cluster
-    namespace: str
+    place: Place
 
     @classmethod
-    def made(cls, cluster: Cluster, namespace: str) -> Client:
+    def made(cls, place: Place) -> Client:
         """Its pod, running."""
-        cluster.plane.apply(_pod(namespace))
-        cluster.plane.kubectl(
-            "wait", "--for=condition=Ready", f"pod/{POD}", "-n", namespace, "--timeout=60s"
-        )
-        return cls(cluster, namespace)
+        place.plane.apply(_pod(place.namespace))
+        place.kubectl("wait", "--for=condition=Ready", f"pod/{POD}", "--timeout=60s")
+        return cls(place)
 
     def url(self, name: str) -> str:
         """A deployment's endpoint, by its Service."""
-        return f"http://{name}.{self.namespace}.svc/v1"
+        return f"http://{name}.{self.place.namespace}.svc/v1"
+
+    def run(self, script: str) -> str:
+        """What a Python script prints there."""
+        done = self.place.plane.kubectl(*self._python, given=script, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def ask(self, name: str, *, tokens: int = 8) -> str:
         """The text of one greedy completion."""
         script = f"""
 import openai
 client = openai.OpenAI(base_url="{self.url(name)}", api_key="none", max_retries=0)
-print(client.completions.create(model="demo", prompt="The sun is", max_tokens={tokens}, temperature=0).choices[0].text)
+asked = dict(model="{MODEL}", prompt="The sun is", max_tokens={tokens}, temperature=0)
+print(client.completions.create(**asked).choices[0].text)
 """
-        return self.cluster.run_in(self.namespace, POD, script)
+        return self.run(script)
 
     def metrics(self, name: str) -> dict[str, float]:
         """The gateway's metrics, labels and all in the name."""
-        (gateway,) = self.cluster.pods(
-            self.namespace, component="gateway", **{"app.kubernetes.io/instance": name}
-        )
+        (gateway,) = self.place.pods("gateway", name)
         script = (
             "import urllib.request as r;"
             f"print(r.urlopen('http://{gateway['status']['podIP']}:8000/metrics').read().decode())"
         )
-        lines = self.cluster.run_in(self.namespace, POD, script).splitlines()
+        lines = self.run(script).splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {sample: float(value) for sample, _, value in samples}
 
     def load(self, name: str, *, streams: int, seconds: float, words: int, tokens: int) -> Load:
         """Keeps so many streams busy for so long."""
-        plane = self.cluster.plane
+        plane = self.place.plane
         command = [str(plane.binaries / "kubectl"), "--kubeconfig", str(plane.kubeconfig)]
-        command += ["exec", POD, "-n", self.namespace, "-i", "--", PYTHON, "-"]
-        command += [self.url(name), "demo", *(str(n) for n in (streams, seconds, words, tokens))]
+        command += [*self._python, self.url(name), MODEL]
+        command += [str(number) for number in (streams, seconds, words, tokens)]
         with LOAD.open() as script:
             process = subprocess.Popen(
                 command,
@@ -88,6 +92,10 @@ print(client.completions.create(model="demo", prompt="The sun is", max_tokens={t
                 text=True,
             )
         return Load(process)
+
+    @property
+    def _python(self) -> tuple[str, ...]:
+        return ("exec", POD, "-n", self.place.namespace, "-i", "--", PYTHON, "-")
 
 
 @contextmanager

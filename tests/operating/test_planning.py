@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from cli.tables import LARGE, table_up_to
 from exegpt_operator.planning import Question, plan, plan_id, without_proof
-from exegpt_planner.model_spec import ModelSpec, OptSpec, parse_model_spec
+from exegpt_planner.model_spec import ModelSpec, parse_model_spec
 from exegpt_planner.plan import Plan
 from exegpt_planner.serving import Serving
 from planner.builders import MODEL
 
-OPT = OptSpec(
-    architecture="opt",
-    num_layers=4,
-    hidden=64,
-    ffn=128,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=16,
-    vocab=256,
-    context=512,
-    norm_eps=1e-5,
-    tied_embeddings=True,
-    activation="relu",
-    embedding=64,
-    position_offset=2,
-    bias=True,
-    norm_first=True,
-    final_norm=True,
-)
+GOLDEN = Path(__file__).parents[1] / "golden"
+OPT = parse_model_spec((GOLDEN / "model-opt.json").read_text(), source="golden")
 LAW = '{"mean": 20, "std": 5, "max": 64}'
 QUESTION = Question(
     table=table_up_to(LARGE).model_dump_json(),
@@ -49,7 +33,7 @@ QUESTION = Question(
 @pytest.mark.parametrize("model", [MODEL, OPT])
 def test_a_plan_comes_back_and_its_serving_is_read_again(model: ModelSpec) -> None:
     assert parse_model_spec(model.model_dump_json(), source="test") == model
-    answer = plan(replace(QUESTION, model=model.model_dump_json()))
+    answer = plan(replace(QUESTION, model=model.model_dump_json(), device_bytes=1 << 40))
     assert answer.reason == "", answer.message
     found = Plan.model_validate_json(answer.plan)
     assert found.prediction.promised_s <= 5.0
