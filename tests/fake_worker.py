@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -80,10 +80,12 @@ class FakeWorker(WorkerServicer):
     shapes: list[worker_pb2.Shape] = field(default_factory=list)
     configured: list[worker_pb2.ConfigureRequest] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)  # queries, in order
+    landed: list[int] = field(default_factory=list)  # transfers, in order
     forgotten: list[int] = field(default_factory=list)  # transfers
     refuse_kv: str = ""  # end every hand-over from here with this reason, probes too
     lose_kv: str = ""  # as above, but let probes pass
     holds_kv: bool = False  # what is handed over from here arrives when `let_go`
+    holds_encoded: bool = False  # the result of an encode waits until `release`; its KV goes on
 
     def __post_init__(self) -> None:
         self.incarnation = next(_incarnations)
@@ -143,6 +145,7 @@ class FakeWorker(WorkerServicer):
 
     async def release(self) -> None:
         self._stop_after = None
+        self.holds_encoded = False
         await self._tell()
 
     async def until(self, condition: Callable[[FakeWorker], bool]) -> None:
@@ -256,12 +259,9 @@ class FakeWorker(WorkerServicer):
             if not chunks or step.decode_with_chunks:
                 self._decode(result, retain=step.retain_ended)
             if chunks:
-                for chunk in chunks:
-                    self._encode(chunk, result)
+                encoded = [slot for chunk in chunks for slot in self._encode(chunk, result)]
                 chunks = []
-                for each in step.hand_overs:
-                    going = {q: self._slots.pop(q) for q in each.queries if q in self._slots}
-                    await self._hand_over(each, going)
+                await self._hand_over_encoded(step, dict(encoded))
             else:
                 left -= 1
             if step.retain_ended and all(each.ended for each in self._slots.values()):
@@ -285,6 +285,15 @@ class FakeWorker(WorkerServicer):
         self._arrived, self._handed = [], []
         return result
 
+    async def _hand_over_encoded(self, step: worker_pb2.Step, encoded: dict[int, _Slot]) -> None:
+        """KV leaves while its encode computes, so also that of a query which its first token ends."""
+        for each in step.hand_overs:
+            await self._hand_over(each, {q: encoded[q] for q in each.queries if q in encoded})
+            for query in each.queries:
+                self._slots.pop(query, None)
+        async with self._moved:
+            await self._moved.wait_for(lambda: not self.holds_encoded)
+
     async def _hand_over(self, hand_over: worker_pb2.HandOver, slots: dict[int, _Slot]) -> None:
         """What a push would do, at once: the slots land at the worker it is meant for, or not."""
         if self.holds_kv and hand_over.queries:
@@ -299,6 +308,7 @@ class FakeWorker(WorkerServicer):
         elif not reason and slots:
             target._landed[hand_over.transfer] = slots
             target._arrived.append(hand_over.transfer)
+            target.landed.append(hand_over.transfer)
             target._inbox.put_nowait("news")
             await target._tell()
         if self._inbox is not None:  # else nobody is there who knows of it
@@ -357,7 +367,10 @@ class FakeWorker(WorkerServicer):
                 continue
             self._sample(query, result, retain=retain)
 
-    def _encode(self, chunk: worker_pb2.Chunk, result: worker_pb2.IterationResult) -> None:
+    def _encode(
+        self, chunk: worker_pb2.Chunk, result: worker_pb2.IterationResult
+    ) -> Iterator[tuple[int, _Slot]]:
+        """Yields the query if its encode is over and it was not evicted."""
         if chunk.start == 0:
             self._slots[chunk.query] = _Slot([], chunk.sampling, chunk.num_generated)
         slot = self._slots.get(chunk.query)
@@ -371,6 +384,7 @@ class FakeWorker(WorkerServicer):
         if chunk.last and chunk.query in self._slots:
             slot.in_decode = True
             self._sample(chunk.query, result, retain=False)
+            yield chunk.query, slot
 
     def _sample(self, query: int, result: worker_pb2.IterationResult, *, retain: bool) -> None:
         """Samples after the tokens held; the new one takes KV when it is computed, at the next iteration."""

@@ -327,7 +327,7 @@ class Conductor:
         if not self._hand_overs.encoded(transfer, leaving):  # it failed before the encode was over
             self._give_back(leaving, WorkerLost(f"hand-over failed: {transfer.problem}"))
         elif not leaving:
-            self._hand_overs.give_up(transfer.id, "nobody is left to hand over")
+            self._hand_overs.forget(transfer)  # all ended with their first tokens
             self._lanes[transfer.target].drop(transfers=[transfer.id])
         self._wake()
 

@@ -105,6 +105,10 @@ class HandOvers:
         found.problem = problem
         return self._transfers.pop(transfer)
 
+    def forget(self, transfer: Transfer) -> None:
+        """Takes out a transfer whose KV nobody needs any more, arrived or not."""
+        del self._transfers[transfer.id]
+
     def lose(self, lane: int) -> list[Transfer]:
         """Forgets what a lost worker was to receive, or had not wholly sent."""
         lost = [

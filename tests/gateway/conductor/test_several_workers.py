@@ -138,6 +138,29 @@ async def test_a_query_that_ends_with_its_first_token_is_not_handed_over(
     await asyncio.wait_for(running, 10)
 
 
+async def test_kv_that_arrives_before_all_its_queries_end_with_their_first_token_is_forgotten(
+    make_worker: MakeWorker, serve: Serve
+) -> None:
+    encoder, decoder = await make_workers(make_worker, 2)
+    conductor = build_conductor([encoder, decoder], ONE_AND_ONE)
+    running = serve(conductor)
+    asked = prompts(3)
+    long = conductor.submit(asked[0], greedy(200))
+    await decoder.until(lambda worker: len(worker.joined) == 1)
+    encoder.holds_encoded = True
+    short = conductor.submit(asked[1], greedy(1))
+    await decoder.until(lambda worker: len(worker.landed) == 2)
+    await decoder.received(len(decoder.steps) + 2)  # so the conductor knows that it has arrived
+    await encoder.release()
+    assert await collect(short) == answer(asked[1], 1)
+    assert await collect(conductor.submit(asked[2], greedy(5))) == answer(asked[2], 5)
+    assert await collect(long) == answer(asked[0], 200)
+    assert decoder.forgotten == decoder.landed[1:2], "the decoder keeps what nobody takes"
+    assert len(decoder.configured) == 1, "the decoder was lost"
+    conductor.drain()
+    await asyncio.wait_for(running, 10)
+
+
 async def test_a_failed_hand_over_is_encoded_again_and_counted(
     make_worker: MakeWorker, serve: Serve
 ) -> None:
