@@ -12,8 +12,10 @@ from cluster.traffic import Client, counted
 from cluster.whole import SERVING, Cluster, deployment
 from exegpt_operator import names, talk
 from exegpt_operator.look import token_of
+from exegpt_operator.observed import HISTOGRAM_FILE
 from exegpt_operator.reading import managers_of
 from exegpt_operator.seen import ServingSeen
+from exegpt_planner.manifest import Histogram
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
@@ -129,7 +131,7 @@ def test_observed_lengths_are_planned_for_by_themselves(place: Place, client: Cl
     resource, observed = place.get(names.DEPLOYMENT, NAME), names.observed(NAME, "output")
     assert managers_of(resource)[names.OBSERVED_OUTPUT] == names.DETECTOR
     assert resource["metadata"]["annotations"][names.OBSERVED_OUTPUT] == f"histogram={observed}"
-    assert resource["status"]["workload"]["output"].startswith("mean=12")
+    place.until("status says so", lambda: says(place) == observed_words(place, observed))
     assert identity(place) == before
 
 
@@ -224,6 +226,21 @@ def plan(place: Place) -> dict[str, Any]:
 
 def profile_uids(place: Place) -> list[str]:
     return [each["metadata"]["uid"] for each in place.api.list(names.PROFILE, SERVING)]
+
+
+def says(place: Place) -> str:
+    return str(place.status()["workload"]["output"])
+
+
+def observed_words(place: Place, config_map: str) -> str:
+    """The status's words for a histogram that holds the answers of this test, of 12 tokens each."""
+    found = Histogram.model_validate_json(
+        place.get("ConfigMap", config_map)["data"][HISTOGRAM_FILE]
+    )
+    counts = dict(zip(found.lengths, found.counts, strict=True))
+    assert counts[12] >= 16, "every stream of this test has been answered"
+    mean = sum(length * count for length, count in counts.items()) / sum(counts.values())
+    return f"mean={mean:.1f} max={max(counts)}, a histogram of {len(counts)} lengths"
 
 
 def is_by_observed(place: Place, first: str) -> bool:
