@@ -15,7 +15,8 @@ from exegpt_gateway.step_log import StepLog
 from exegpt_gateway.worker_link import Patience, WorkerLink
 from exegpt_planner.schedule import AnySchedule
 from exegpt_wire import worker_pb2
-from fake_worker import FakeWorker, answer
+from fake_worker import FakeWorker
+from toy_model import answer
 
 MakeWorker = Callable[..., Awaitable[FakeWorker]]
 Serve = Callable[[Conductor], "asyncio.Task[None]"]

@@ -8,38 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import grpc
-import numpy as np
 from grpc import aio
 
 from exegpt_wire import GRPC_OPTIONS, PROTOCOL, worker_pb2
 from exegpt_wire.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from toy_model import next_token
 
 EXTENT = 64
 _Inbox = asyncio.Queue[worker_pb2.Step | Literal["news"] | None]
 _incarnations = itertools.count(1)
 _by_address: dict[str, FakeWorker] = {}  # the running ones: who KV is handed to
-
-
-def next_token(tokens: Sequence[int], vocab: int = 256) -> int:
-    """The toy model, greedy."""
-    return zlib.crc32(np.asarray(tokens, np.uint32).tobytes()) % vocab
-
-
-def answer(prompt: Sequence[int], num: int, *, end_tokens: Sequence[int] = ()) -> list[int]:
-    """What a query must get back: `num` tokens, fewer if an end token comes first."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + num:
-        tokens.append(next_token(tokens))
-        if tokens[-1] in end_tokens:
-            break
-    return tokens[len(prompt) :]
 
 
 @dataclass(frozen=True)

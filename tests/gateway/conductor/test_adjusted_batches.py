@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conductors import MakeWorker, Serve, build_conductor, collect_all, greedy
 from exegpt_gateway.policies import PoolView, Room, WaitingQuery, lookahead, next_step
 from exegpt_planner.schedule import Adjustment, PoolBand, RraSchedule, WaaSchedule
-from fake_worker import answer
+from toy_model import answer
 
 EVEN = Adjustment(encode_tokens=40.0, most_tokens=60.0, most_queries=8)
 LED = EVEN.model_copy(update={"pool": PoolBand(mean=10.0, band=2.0, gain=0.5)})

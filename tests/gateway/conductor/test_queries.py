@@ -12,7 +12,8 @@ from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.query import Draining, PromptTooLong, QueueFull, SamplingParams
 from exegpt_planner.errors import Unavailable
 from exegpt_planner.schedule import CraSchedule, RraSchedule
-from fake_worker import SeenStep, answer
+from fake_worker import SeenStep
+from toy_model import answer
 
 RRA = RraSchedule(encode_batch=2, encode_interval=8)
 

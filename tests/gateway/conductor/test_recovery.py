@@ -13,7 +13,8 @@ from exegpt_gateway.conductor import MAX_LOSSES
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.worker_link import Patience, WorkerLost, WorkerRefused
 from exegpt_planner.schedule import AnySchedule, CraSchedule, RraSchedule
-from fake_worker import FakeWorker, answer
+from fake_worker import FakeWorker
+from toy_model import answer
 
 RRA = RraSchedule(encode_batch=2, encode_interval=5)
 CRA = CraSchedule(pool=4, chunk_tokens=3)

@@ -19,7 +19,8 @@ from exegpt_planner.schedule import (
     RraSchedule,
     StaticSchedule,
 )
-from fake_worker import SeenStep, answer
+from fake_worker import SeenStep
+from toy_model import answer
 
 
 def whole(*queries: tuple[int, int]) -> tuple[tuple[int, int, int, bool], ...]:

@@ -25,7 +25,8 @@ from exegpt_gateway.metrics import Metrics, Promise
 from exegpt_gateway.worker_link import WorkerLost, WorkerRefused
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.schedule import AnySchedule, CraSchedule, RraSchedule, WaaSchedule
-from fake_worker import FakeWorker, answer
+from fake_worker import FakeWorker
+from toy_model import answer
 
 ONE_AND_ONE = WaaSchedule(encoders=1, decoders=1, encode_batch=3, pool=8)
 RRA = RraSchedule(encode_batch=4, encode_interval=7, units=2)

@@ -14,8 +14,9 @@ from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.served import ServedModel
 from exegpt_planner.schedule import RraSchedule
-from fake_worker import FakeWorker, answer
+from fake_worker import FakeWorker
 from gateway.http.front_door import Door, open_door
+from toy_model import answer
 
 SCHEDULE = RraSchedule(encode_batch=4, encode_interval=2)
 
