@@ -14,6 +14,7 @@ A curve need not be monotone (tables have tile steps). Beyond its last knot it i
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -100,6 +101,44 @@ class HandOverCurves(StrictModel):
     exposed: Curve  # from the end of the encode to the arrival of the last byte
 
 
+class DegreeCurves(StrictModel):
+    """Seconds on a tensor-parallel group of `degree` devices, its all-reduces apart."""
+
+    degree: int = Field(ge=2)
+    layer: LayerCurves
+    outside: OutsideCurves
+    sync: Curve  # one layer's all-reduces, by the step's packed tokens
+    encoder_layer: LayerCurves | None = Field(default=None, exclude_if=lambda value: value is None)
+
+
+class ParallelCurves(StrictModel):
+    """What several devices that share a model cost; a group never spans nodes, a pipeline may."""
+
+    node_devices: int = Field(ge=1)
+    degrees: tuple[DegreeCurves, ...]  # by degree, rising; degree 1 is the table's own
+    send_inside: Curve  # a step's activations to the next stage in a node, by packed tokens
+    send_between: Curve  # and to one in another node
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        degrees = [each.degree for each in self.degrees]
+        if any(a >= b for a, b in itertools.pairwise(degrees)):
+            raise ValueError(f"degrees {degrees} must rise")
+        if beyond := [degree for degree in degrees if degree > self.node_devices]:
+            raise ValueError(f"degrees {beyond} exceed a node's {self.node_devices} devices")
+        return self
+
+
+class EncoderCurves(StrictModel):
+    """The encoder's layers of an encoder-decoder model, which alone an encode passes through.
+
+    Projecting its output to the decoder layers' cross-attention KV is counted in `layer.tokens`.
+    """
+
+    num_layers: int = Field(ge=1)
+    layer: LayerCurves  # `decode_queries` and `decode_context` are zero
+
+
 class ProfileKey(StrictModel):
     """What a profile is valid for; equal keys may share a table."""
 
@@ -130,6 +169,10 @@ class ProfileTable(StrictModel):
     spread: float = Field(ge=0)  # median relative spread of repeated measurements
     hand_over: HandOverCurves | None = (
         None  # between two workers; None: one worker, or never measured
+    )
+    parallel: ParallelCurves | None = Field(default=None, exclude_if=lambda value: value is None)
+    encoder: EncoderCurves | None = Field(  # then `layer` is of the decoder's layers
+        default=None, exclude_if=lambda value: value is None
     )
 
     def step_s(self, shape: StepShape) -> float:
