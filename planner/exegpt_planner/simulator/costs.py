@@ -8,6 +8,8 @@ mixed step:  its tokens are packed, so the token curve is met once, at decode qu
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +17,18 @@ from numpy.typing import NDArray
 
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.expectation import Hinges, add, on_counts
-from exegpt_planner.profile_table import HandOverCurves, ProfileTable
+from exegpt_planner.layout import Bill
+from exegpt_planner.profile_table import (
+    Curve,
+    HandOverCurves,
+    LayerCurves,
+    OutsideCurves,
+    ProfileTable,
+)
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
+Part = tuple[float, Curve]  # so many times a curve
 
 COVERED_SDS = 3.0  # a schedule's sums must lie in the table up to mean + 3 sd
 
@@ -42,26 +52,99 @@ class StepCosts:
 
 
 def costs_of(table: ProfileTable) -> StepCosts:
-    """The table's step costs."""
-    layers, layer, outside = float(table.num_layers), table.layer, table.outside
-    tokens = [(layers, layer.tokens), (1.0, outside.tokens)]
-    sampled = (1.0, outside.sampled)
+    """Of a step through the whole model on one device."""
+    return step_costs(table, _one_device(table))
+
+
+def step_costs(table: ProfileTable, bill: Bill) -> StepCosts:
+    """Of a step through what the bill names, each item as often as it says.
+
+    An encoder-decoder model encodes in the encoder's layers and decodes in the others; there is no mixed step then, and
+    an encode samples nothing.
+    """
+    parts = _parts(table, bill)
+    is_apart = table.encoder is not None
+    fixed_s = bill["pass", 1] * table.step_overhead_s
+    sampled = parts["sampled"] or [(0.0, table.outside.sampled)]
+    decode, encode = ("decode_queries", "decode_context"), ("encode_chunks", "encode_pairs")
     return StepCosts(
-        per_query=on_counts(add([*tokens, (layers, layer.decode_queries), sampled])),
-        per_context=add([(layers, layer.decode_context)]),
-        per_token=on_counts(add(tokens)),
-        per_chunk=add([(layers, layer.encode_chunks), sampled]),
-        per_pair=add([(layers, layer.encode_pairs)]),
-        chunks_only=add([(layers, layer.encode_chunks)]),
-        queries_only=add([(layers, layer.decode_queries)]),
-        per_sampled=add([sampled]),
-        decode_fixed_s=table.step_overhead_s
-        + layers * (layer.encode_chunks(0) + layer.encode_pairs(0)),
-        encode_fixed_s=table.step_overhead_s
-        + layers * (layer.decode_queries(0) + layer.decode_context(0)),
-        mixed_fixed_s=table.step_overhead_s,
+        per_query=on_counts(add([*parts["tokens"], *parts["decode_queries"], *sampled])),
+        per_context=add(parts["decode_context"]),
+        per_token=on_counts(add(parts["encode_tokens"])),
+        per_chunk=add([*parts["encode_chunks"], *([] if is_apart else sampled)]),
+        per_pair=add(parts["encode_pairs"]),
+        chunks_only=add(parts["encode_chunks"]),
+        queries_only=add(parts["decode_queries"]),
+        per_sampled=add(sampled),
+        decode_fixed_s=fixed_s + (0.0 if is_apart else _at_zero_s(parts, encode)),
+        encode_fixed_s=fixed_s + (0.0 if is_apart else _at_zero_s(parts, decode)),
+        mixed_fixed_s=fixed_s,
         dispatch_s=table.dispatch_s,
     )
+
+
+def _one_device(table: ProfileTable) -> Bill:
+    bill = Counter({("layer", 1): table.num_layers})
+    bill.update([("embedding", 1), ("head", 1), ("pass", 1)])
+    if table.encoder is not None:
+        bill["encoder_layer", 1] = table.encoder.num_layers
+    return bill
+
+
+def _parts(table: ProfileTable, bill: Bill) -> dict[str, list[Part]]:
+    """The bill's curves by the sum of a step that they are functions of; the tokens of decodes and of encodes apart."""
+    parts: dict[str, list[Part]] = defaultdict(list)
+    both = ("tokens", "encode_tokens")
+    for (what, degree), number in bill.items():
+        on = _on(table, degree)
+        if what == "layer":
+            parts["tokens"] += [(number, curve) for curve in (on.layer.tokens, *on.sync)]
+            parts["decode_queries"].append((number, on.layer.decode_queries))
+            parts["decode_context"].append((number, on.layer.decode_context))
+        if what == ("layer" if table.encoder is None else "encoder_layer"):
+            layer = on.layer if table.encoder is None else on.encoder_layer
+            assert layer is not None, "a table of an encoder has it at every degree"
+            parts["encode_tokens"] += [(number, curve) for curve in (layer.tokens, *on.sync)]
+            parts["encode_chunks"].append((number, layer.encode_chunks))
+            parts["encode_pairs"].append((number, layer.encode_pairs))
+        elif what == "embedding":
+            for name in both:
+                parts[name].append((number, on.outside.tokens))
+        elif what == "head":
+            parts["sampled"].append((number, on.outside.sampled))
+        elif what in ("send_inside", "send_between"):
+            assert table.parallel is not None, "stages that send are of a table that says how long"
+            for name in both:
+                parts[name].append((number, getattr(table.parallel, what)))
+    return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _On:
+    """The table's curves at one degree."""
+
+    layer: LayerCurves
+    outside: OutsideCurves
+    sync: tuple[Curve, ...]
+    encoder_layer: LayerCurves | None
+
+
+def _on(table: ProfileTable, degree: int) -> _On:
+    if degree == 1:
+        encoder = None if table.encoder is None else table.encoder.layer
+        return _On(layer=table.layer, outside=table.outside, sync=(), encoder_layer=encoder)
+    assert table.parallel is not None, "degrees beyond 1 come from the table"
+    each = next(each for each in table.parallel.degrees if each.degree == degree)
+    return _On(
+        layer=each.layer,
+        outside=each.outside,
+        sync=(each.sync,),
+        encoder_layer=each.encoder_layer,
+    )
+
+
+def _at_zero_s(parts: dict[str, list[Part]], names: Iterable[str]) -> float:
+    return float(sum(weight * curve(0) for name in names for weight, curve in parts[name]))
 
 
 def hand_over_of(table: ProfileTable) -> HandOverCurves:

@@ -1,0 +1,212 @@
+"""How a model lies on the devices of one unit: a pipeline of stages, single devices or tensor-parallel groups.
+
+Partial tensor parallelism (paper, section 4.2) is one degree on some of a pipeline's devices: k groups of `degree`
+first, where they align with nodes, then a stage for every other device. Layers are allotted so that the slowest stage
+is as fast as can be; as a group's advantage depends on the step, the allotment that is best for encodes and the one
+that is best for decodes are layouts of their own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from exegpt_planner.profile_table import ProfileTable, StepShape
+from exegpt_planner.strict import StrictModel
+
+# What passing a step through a stage is made of, and on how many devices: ("layer", 8) is one layer on a group of 8.
+Item = tuple[str, int]
+Bill = Counter[Item]
+
+
+class StageLayout(StrictModel):
+    """One stage of a pipeline."""
+
+    degree: int = Field(ge=1)  # devices, one tensor-parallel group
+    layers: int = Field(ge=0)  # decoder layers
+    encoder_layers: int = Field(default=0, ge=0)
+
+
+class Layout(StrictModel):
+    """A pipeline."""
+
+    stages: tuple[StageLayout, ...] = Field(min_length=1)
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return sum(stage.degree for stage in self.stages)
+
+    @property
+    def degree(self) -> int:
+        """The largest degree of tensor parallelism."""
+        return max(stage.degree for stage in self.stages)
+
+    @property
+    def num_groups(self) -> int:
+        """Stages of that degree; 0 without tensor parallelism."""
+        return sum(stage.degree > 1 for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typical:
+    """A step of each kind, at which stages are balanced."""
+
+    encode: StepShape
+    decode: StepShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bills:
+    """What a step passes through in a pipeline."""
+
+    stages: tuple[Bill, ...]
+
+    @property
+    def whole(self) -> Bill:
+        """Of all stages one after the other."""
+        return sum(self.stages, Counter())
+
+
+def layouts(table: ProfileTable, typical: Typical, devices: int, units: int = 1) -> list[Layout]:
+    """Every layout of one of `units` equal units of `devices`, that has a layer for each stage."""
+    found: dict[Layout, None] = {}
+    for degree in _degrees(table, devices, units):
+        groups = range(1, devices // degree + 1) if degree > 1 else (0,)
+        for number in groups:
+            degrees = [degree] * number + [1] * (devices - degree * number)
+            for by in ("encode", "decode"):
+                layout = _layout(table, typical, degrees, by)
+                if layout is not None:
+                    found[layout] = None
+    return list(found)
+
+
+def bills(layout: Layout, table: ProfileTable, units: int = 1) -> Bills:
+    """What a step passes through on each stage of a layout of which there are `units`."""
+    stages = []
+    last = len(layout.stages) - 1
+    offset = 0
+    for index, stage in enumerate(layout.stages):
+        offset += stage.degree
+        bill: Bill = Counter({("pass", 1): 1})
+        bill["layer", stage.degree] = stage.layers
+        if stage.encoder_layers:
+            bill["encoder_layer", stage.degree] = stage.encoder_layers
+        if index == 0:
+            bill["embedding", stage.degree] = 1
+        if index == last:
+            bill["head", stage.degree] = 1
+        else:
+            crosses = _crosses(table, layout.devices, units, offset)
+            bill["send_between" if crosses else "send_inside", 1] = 1
+        stages.append(bill)
+    return Bills(stages=tuple(stages))
+
+
+def slowest_kinds(found: Bills) -> list[Bill]:
+    """The stages that may be the slowest: those that no other exceeds in everything."""
+    distinct: list[Bill] = []
+    for bill in found.stages:
+        if any(_within(bill, other) for other in distinct):
+            continue
+        distinct = [other for other in distinct if not _within(other, bill)]
+        distinct.append(bill)
+    return distinct
+
+
+def _within(bill: Bill, other: Bill) -> bool:
+    """Whether `other` costs as much at least, whatever the step."""
+    between = max(bill["send_inside", 1] - other["send_inside", 1], 0) + bill["send_between", 1]
+    rest = (item for item in bill if not item[0].startswith("send"))
+    return between <= other["send_between", 1] and all(bill[item] <= other[item] for item in rest)
+
+
+def _degrees(table: ProfileTable, devices: int, units: int) -> list[int]:
+    """1 and those of which a unit holds a group that lies in one node, wherever the unit begins."""
+    degrees = [1]
+    if table.parallel is not None:
+        node = table.parallel.node_devices
+        degrees += [
+            each.degree
+            for each in table.parallel.degrees
+            if each.degree <= devices
+            and (units == 1 or node % devices == 0 or devices % each.degree == 0)
+        ]
+    return degrees
+
+
+def _crosses(table: ProfileTable, devices: int, units: int, offset: int) -> bool:
+    """Whether a stage that ends at device `offset` of its unit sends to another node, in any unit."""
+    if table.parallel is None:
+        return False
+    node = table.parallel.node_devices
+    return any((unit * devices + offset) % node == 0 for unit in range(units))
+
+
+def _layout(
+    table: ProfileTable, typical: Typical, degrees: Sequence[int], by: str
+) -> Layout | None:
+    num_encoders = 0 if table.encoder is None else table.encoder.num_layers
+    if len(degrees) > table.num_layers or (num_encoders and len(degrees) > num_encoders):
+        return None
+    ends = [0.0] * len(degrees)
+    ends[0] += _outside_s(table, typical, degrees[0], by)[0]
+    ends[-1] += _outside_s(table, typical, degrees[-1], by)[1]
+    if num_encoders:  # each part is balanced for its own phase
+        decode = _allot(table.num_layers, _layer_s(table, typical, degrees, "decode"), ends)
+        encode = _allot(num_encoders, _encoder_s(table, typical, degrees), [0.0] * len(degrees))
+    else:
+        decode = _allot(table.num_layers, _layer_s(table, typical, degrees, by), ends)
+        encode = [0] * len(degrees)
+    return Layout(
+        stages=tuple(
+            StageLayout(degree=degree, layers=layers, encoder_layers=encoders)
+            for degree, layers, encoders in zip(degrees, decode, encode, strict=True)
+        )
+    )
+
+
+def _allot(num_layers: int, each_s: Sequence[float], ends_s: Sequence[float]) -> list[int]:
+    """Layers of each stage, at least one, such that the slowest is as fast as can be."""
+    layers = [1] * len(each_s)
+    loads = [(end + 2 * each, i) for i, (each, end) in enumerate(zip(each_s, ends_s, strict=True))]
+    heapq.heapify(loads)
+    for _ in range(num_layers - len(layers)):
+        load, i = heapq.heappop(loads)
+        layers[i] += 1
+        heapq.heappush(loads, (load + each_s[i], i))
+    return layers
+
+
+def _layer_s(table: ProfileTable, typical: Typical, degrees: Sequence[int], by: str) -> list[float]:
+    shape = typical.encode if by == "encode" else typical.decode
+    times = {1: table.layer.sum_s(shape)}
+    for each in () if table.parallel is None else table.parallel.degrees:
+        times[each.degree] = each.layer.sum_s(shape) + each.sync(shape.tokens)
+    return [times[degree] for degree in degrees]
+
+
+def _encoder_s(table: ProfileTable, typical: Typical, degrees: Sequence[int]) -> list[float]:
+    assert table.encoder is not None, "asked of encoder-decoder models only"
+    times = {1: table.encoder.layer.sum_s(typical.encode)}
+    for each in () if table.parallel is None else table.parallel.degrees:
+        assert each.encoder_layer is not None, "a table of an encoder has it at every degree"
+        times[each.degree] = each.encoder_layer.sum_s(typical.encode) + each.sync(
+            typical.encode.tokens
+        )
+    return [times[degree] for degree in degrees]
+
+
+def _outside_s(table: ProfileTable, typical: Typical, degree: int, by: str) -> tuple[float, float]:
+    """(embedding's seconds, head's)."""
+    shape = typical.encode if by == "encode" else typical.decode
+    outside = table.outside
+    for each in () if table.parallel is None else table.parallel.degrees:
+        if each.degree == degree:
+            outside = each.outside
+    return outside.tokens(shape.tokens), outside.sampled(shape.sampled)
