@@ -71,6 +71,7 @@ class Loop:
         # pace, which nothing is lost with: when statuses were last written, when a plan may be searched again
         self._counted_s: dict[Key, float] = {}
         self._not_before_s: dict[Key, float] = {}
+        self._planned_s: dict[Key, float] = {}  # when a search last ended
         # set by the owner: has a key looked at; whether this operator may still act
         self.named: Callable[[Key], None] = lambda _: None
         self.may_act: Callable[[], bool] = lambda: True
@@ -92,6 +93,7 @@ class Loop:
             task.cancel()
 
     async def _deployment(self, key: Key) -> float | None:
+        began_s = time.monotonic()
         looked = await self._threaded(self._looker.deployment, key.namespace, key.name)
         if looked is None:
             self._forget(key)
@@ -110,6 +112,8 @@ class Loop:
         for action in decision.actions:
             if not self.may_act():
                 return SOON_S
+            if isinstance(action, StartPlanning) and began_s <= self._planned_s.get(key, 0.0):
+                continue  # what it asks for may have come on file while it looked
             if not await self._do(key, looked, action):
                 again_s = (
                     AGAIN_S if seen.refused else SOON_S
@@ -136,6 +140,7 @@ class Loop:
         self._refused.pop(key, None)
         self._counted_s.pop(key, None)
         self._not_before_s.pop(key, None)
+        self._planned_s.pop(key, None)
         self._refusals.pop(key, None)
         self._metrics.forget(key.namespace, key.name)
         if (planning := self._planning.get(key)) is not None:
@@ -231,6 +236,7 @@ class Loop:
             log.warning("a plan is not on file", extra={"about": of, "problem": str(error)})
         finally:
             del self._planning[key]
+            self._planned_s[key] = time.monotonic()
             self.named(key)
 
     async def _profile(self, key: Key) -> float | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from exegpt_operator import look
 from exegpt_operator.api import ApiRefused
+from exegpt_operator.look import Looked, Looker
 from exegpt_operator.planning import Answer, Question, plan_id
 from exegpt_operator.times import rfc3339, seconds_of
 from operator_api import deployment_path
@@ -92,6 +94,40 @@ async def test_a_plan_that_comes_after_the_lease_was_lost_is_not_kept(bench: Ben
     bench.plan = late
     await bench.look()
     assert not [path for path in bench.api.objects if "-plan-" in path]
+
+
+async def test_a_look_begun_before_a_plan_was_on_file_asks_for_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering, answered = asyncio.Event(), threading.Event()
+    events = asyncio.get_running_loop()
+
+    async def gated(question: Question) -> Answer:
+        bench.questions.append(question)
+        await answering.wait()
+        return Answer(inputs=question.inputs, plan=PLAN_JSON)
+
+    looks = Looker.deployment
+
+    def outrun(looker: Looker, namespace: str, name: str) -> Looked | None:
+        found = looks(looker, namespace, name)
+        if bench.loop.is_planning:  # the plan comes on file while this look is on its way back
+            bench.loop.named = lambda _: answered.set()
+            events.call_soon_threadsafe(answering.set)
+            assert answered.wait(10)
+        return found
+
+    monkeypatch.setattr(Looker, "deployment", outrun)
+    bench.deploy()
+    bench.plan = gated
+    await bench.loop.look(KEY)
+    await bench.loop.look(KEY)
+    assert not bench.loop.is_planning
+    await bench.look(3)
+    assert len(bench.questions) == 1
+    assert [path for path in bench.api.objects if "-plan-" in path] == [
+        "nlp/configmaps/translate-plan-1"
+    ]
 
 
 async def test_what_is_gone_ends_its_search(bench: Bench) -> None:
