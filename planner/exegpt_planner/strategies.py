@@ -20,6 +20,7 @@ from exegpt_planner.schedule import (
 from exegpt_planner.search import Point, Space
 from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -76,7 +77,7 @@ def models_of(
     costs, prompts = costs_of(table), prompt_moments(law.workload)
     match strategy:
         case "RRA":
-            return (RraModel(costs, law, prompts),)
+            return (RraModel(Pipeline.single(costs), law, prompts),)
         case "CRA":
             return (CraModel(costs, law, prompts),)
         case "WAA":
@@ -94,7 +95,7 @@ def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Mo
     costs, prompts = costs_of(table), prompt_moments(law.workload)
     match schedule:
         case RraSchedule():
-            return RraModel(costs, law, prompts)
+            return RraModel(Pipeline.single(costs), law, prompts)
         case CraSchedule():
             return CraModel(costs, law, prompts)
         case WaaSchedule(encoders=encoders, decoders=decoders):

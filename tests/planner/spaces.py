@@ -12,6 +12,7 @@ from exegpt_planner.rra_space import RraSpace
 from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.encode_queue import QueueFamily
+from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -50,7 +51,9 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
     capacity = float(rng.choice([200, 1000, 1e9], p=[0.1, 0.4, 0.5]))
     costs, prompts = costs_of(table), prompt_moments(law.workload)
     if strategy == "RRA":
-        return RraSpace(RraModel(costs, law, prompts), promise, capacity, units=1 + seed % 3)
+        return RraSpace(
+            RraModel(Pipeline.single(costs), law, prompts), promise, capacity, units=1 + seed % 3
+        )
     if strategy == "WAA":
         split = SPLITS[int(rng.integers(len(SPLITS)))]
         waa = WaaModel(costs, hand_over_of(table), law, prompts, split)

@@ -17,6 +17,7 @@ from exegpt_planner.schedule import (
 )
 from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -64,7 +65,9 @@ def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, leng
 
 
 def _rra(table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
-    return RraModel(costs_of(table), CompletionLaw(workload, law), prompt_moments(workload))
+    return RraModel(
+        Pipeline.one_device(table), CompletionLaw(workload, law), prompt_moments(workload)
+    )
 
 
 def _cra(table: ProfileTable, workload: Workload) -> CraModel:

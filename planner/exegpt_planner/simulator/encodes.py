@@ -1,37 +1,73 @@
-"""Mean times of encode steps by B_E, and what a prompt longer than the mean adds: what RRA and WAA have in common."""
+"""Mean times of encodes by B_E, and what a prompt longer than the mean adds: what RRA and WAA have in common.
+
+B_E prompts are encoded in M micro-batches as even as can be; between whole micro-batches times are interpolated, which
+is exact for their sum.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
+from exegpt_planner.simulator.pipeline import Pipeline, Times
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
 
 
-class EncodeTimes:
-    """Encode steps of whole prompts of one workload."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slopes:
+    """What a prompt costs beside the mean one."""
 
-    def __init__(self, costs: StepCosts, workload: Workload, prompts: PromptMoments) -> None:
-        self._costs, self._workload, self._prompts = costs, workload, prompts
-        self.mean_s = self._means(self._largest_batch())  # by B_E; [0] is unused
-        self._own_s: dict[int, Floats] = {}
+    token_s: Floats  # s per prompt token
+    residual_var: Floats  # of its cost that its tokens do not explain, s**2
+
+
+class EncodeTimes:
+    """Encodes of whole prompts of one workload."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        workload: Workload,
+        prompts: PromptMoments,
+        most: int | None = None,
+    ) -> None:
+        """`most` is the largest B_E of interest, where the profile covers more."""
+        self._pipeline, self._workload, self._prompts = pipeline, workload, prompts
+        micro_batches = pipeline.micro_batches
+        self.max_batch = micro_batches * self._largest_micro_batch()
+        if most is not None:
+            self.max_batch = min(self.max_batch, max(most, 0))
+        self._own: dict[int, Times] = {}
+        sizes = np.arange(self.max_batch + 1) / micro_batches
+        counts = np.arange(-(-self.max_batch // micro_batches) + 1, dtype=np.float64)
+        alone = pipeline.times(lambda costs: self._means(costs, counts))
+        empty = np.where(counts > 0, alone.slowest_s, 0.0)  # fewer prompts than micro-batches
+        self.times = Times(
+            slowest_s=np.interp(sizes, counts, empty),
+            pass_s=np.interp(np.maximum(sizes, min(1, self.max_batch)), counts, alone.pass_s),
+        )
 
     @property
-    def max_batch(self) -> int:
-        """The largest B_E whose encode the profile covers."""
-        return len(self.mean_s) - 1
+    def mean_s(self) -> Floats:
+        """Time of an encode on one device, by B_E; [0] is unused."""
+        return self.times.pass_s
 
-    def slopes(self, batch: Floats) -> tuple[Floats, Floats]:
-        """(s per prompt token, variance in s**2 of a prompt's cost that its tokens do not explain)."""
-        costs, prompts = self._costs, self._prompts
+    def slopes(self, costs: StepCosts, batch: Floats) -> Slopes:
+        """Where a micro-batch is of `batch` prompts."""
+        prompts = self._prompts
         token = costs.per_token.slope_mean(
             batch * prompts.tokens, np.sqrt(batch * prompts.tokens_var)
         )
         pair = costs.per_pair.slope_mean(batch * prompts.pairs, np.sqrt(batch * prompts.pairs_var))
-        return token + pair * prompts.pairs_per_token, pair**2 * prompts.pairs_residual_var
+        return Slopes(
+            token_s=token + pair * prompts.pairs_per_token,
+            residual_var=pair**2 * prompts.pairs_residual_var,
+        )
 
     def own_input(self, length: int) -> tuple[float, float]:
         """(mean, variance) of the prompt of an answer of `length` tokens."""
@@ -40,29 +76,34 @@ class EncodeTimes:
         mean = float(workload.input_mean[k])
         return mean, max(float(workload.input_square[k]) - mean**2, 0.0)
 
-    def own_s(self, length: int) -> Floats:
-        """Expected time of the encode that an answer of `length` tokens is part of, by B_E from 1 on.
+    def own(self, length: int) -> Times:
+        """Expected times of the micro-batch that an answer of `length` tokens is encoded in, by B_E from 1 on.
 
         Its prompt's length goes with its own.
         """
-        found = self._own_s.get(length)
+        found = self._own.get(length)
         if found is None:
             excess = self.own_input(length)[0] - self._prompts.tokens
-            slopes = self.slopes(np.arange(1.0, self.max_batch + 1))[0]
-            found = self._own_s[length] = self.mean_s[1:] + slopes * excess
+            sizes = np.maximum(
+                np.arange(1.0, self.max_batch + 1) / self._pipeline.micro_batches, 1.0
+            )
+            more = self._pipeline.times(lambda costs: self.slopes(costs, sizes).token_s)
+            found = self._own[length] = Times(
+                slowest_s=self.times.slowest_s[1:] + more.slowest_s * excess,
+                pass_s=self.times.pass_s[1:] + more.pass_s * excess,
+            )
         return found
 
-    def _largest_batch(self) -> int:
-        costs, prompts = self._costs, self._prompts
+    def _largest_micro_batch(self) -> int:
+        costs, prompts = self._pipeline.whole, self._prompts
         b = np.arange(1, int(costs.per_chunk.limit) + 1, dtype=np.float64)
         tokens = b * prompts.tokens + COVERED_SDS * np.sqrt(b * prompts.tokens_var)
         pairs = b * prompts.pairs + COVERED_SDS * np.sqrt(b * prompts.pairs_var)
         covered = (tokens <= costs.per_token.limit) & (pairs <= costs.per_pair.limit)
         return int(covered.sum())
 
-    def _means(self, largest: int) -> Floats:
-        costs, prompts = self._costs, self._prompts
-        b = np.arange(largest + 1, dtype=np.float64)
+    def _means(self, costs: StepCosts, b: Floats) -> Floats:
+        prompts = self._prompts
         return np.asarray(
             costs.per_token.mean(b * prompts.tokens, np.sqrt(b * prompts.tokens_var))
             + costs.per_pair.mean(b * prompts.pairs, np.sqrt(b * prompts.pairs_var))

@@ -32,8 +32,8 @@ class Window:
     num_encodes: int
 
 
-def shares_var(window: Window, workload: Workload, batch: int) -> float:
-    """Variance of the window's time from all queries but the answer itself, s**2."""
+def shares_var(window: Window, workload: Workload, batch: float) -> float:
+    """Variance of the window's time from all queries but the answer itself, s**2; `batch` of them enter a cycle."""
     chance = workload.output.pmf[1:]
     support = np.flatnonzero(chance)
     chance, decodes = chance[support], support  # D = L - 1
@@ -44,8 +44,8 @@ def shares_var(window: Window, workload: Workload, batch: int) -> float:
     F = F + np.where(cohorts >= 0, window.per_prompt_token, 0.0)
     square = (F * F * second + 2 * F * G * first + G * G) @ chance
     variances = square - ((F * first + G) @ chance) ** 2
-    sizes = np.full(len(variances), float(batch))
-    sizes[oldest - 1] -= 1  # the answer's own cohort
+    sizes = np.full(len(variances), batch)
+    sizes[oldest - 1] = max(batch - 1, 0.0)  # the answer's own cohort
     return float(np.maximum(variances, 0.0) @ sizes)
 
 

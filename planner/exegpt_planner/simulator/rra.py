@@ -1,7 +1,15 @@
-"""RRA on one worker: encode B_E queries, then decode the pool N_D times, in turn (open form).
+"""RRA on one unit: encode B_E queries, then decode the pool N_D times, in turn (open form).
 
-    cycle    = E[T_E(B_E)] + dispatch + sum_u E[T_D(n(u))],       throughput = B_E / cycle
-    Lat(s)   = q T_E + (q - 1) dispatch + (q - 1) full phases + r iterations,   d = s - 1, q = ceil(d / N_D)
+In M micro-batches on P stages (pipeline.py; a device is P = M = 1), with t the slowest stage's time and w a pass, of
+encodes e and of the u-th decode iteration:
+
+    cycle  = encode + sum_u r(u) + dispatch,   r = max(M t, w),   throughput = B_E / cycle
+    encode = M t_e + max(0, (w_e - t_e) - (M - 1) t(1))                     M >= P
+             w_e + (M - 1) max(t_e, t(1)) - (r(N_D) - t(N_D))               M <  P
+    Lat(s) = first + (q - 1) (encode + dispatch) + sum of r over d - 1 iterations + w,   d = s - 1, q = ceil(d / N_D)
+
+(paper, section 4; exact for constant times.) The clock of an answer starts with the encode of its micro-batch, the
+j-th of M: `first` is `encode` less what it began later, less the time by which micro-batches close up.
 
 An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is
 that of an answer of s tokens given that it is there: one query more than chance would have at its place in every
@@ -23,6 +31,7 @@ from exegpt_planner.schedule import Prediction, RraSchedule
 from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
 from exegpt_planner.simulator.encodes import EncodeTimes
 from exegpt_planner.simulator.fluctuation import Window, shares_var
+from exegpt_planner.simulator.pipeline import Pipeline, Times
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 
 Floats = NDArray[np.float64]
@@ -46,14 +55,31 @@ class Conditional:
     context_sd: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A mean latency, and what its deviation depends on."""
+
+    latency_s: float
+    pool: Conditional
+    is_by_slowest: bool  # the slowest stage sets the pace, not the passes
+    closing_s: float  # by which a micro-batch further behind gains on the one before
+
+
 class RraModel:
     """Everything the search asks of RRA, with what does not depend on the schedule computed once."""
 
-    def __init__(self, costs: StepCosts, law: CompletionLaw, prompts: PromptMoments) -> None:
-        self.costs, self.law, self.prompts = costs, law, prompts
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        law: CompletionLaw,
+        prompts: PromptMoments,
+        most: int | None = None,
+    ) -> None:
+        """`most` is the largest B_E of interest."""
+        self.pipeline, self.law, self.prompts = pipeline, law, prompts
+        self.costs = pipeline.whole
         self._latencies: dict[tuple[int, int, int], Latency] = {}
-        self.encodes = EncodeTimes(costs, law.workload, prompts)
-        self.encode_s = self.encodes.mean_s  # by B_E; [0] is unused
+        self.encodes = EncodeTimes(pipeline, law.workload, prompts, most)
 
     @property
     def max_batch(self) -> int:
@@ -66,30 +92,46 @@ class RraModel:
 
     def cycle_s(self, batch: int, interval: int) -> float:
         """Mean time of one encode, its dispatch and its decode phase."""
-        decodes = self.decode_s(batch, self.law.phase(interval))
-        return float(self.encode_s[batch] + self.costs.dispatch_s + decodes.sum())
+        decodes = self.decodes(batch, self.law.phase(interval))
+        rounds_s = self.pipeline.round_s(decodes)
+        return self._turn_s(batch, decodes, rounds_s) + float(rounds_s.sum())
 
-    def decode_s(self, batch: int, phase: PhaseLaw) -> Floats:
-        """E[T_D] at each iteration of a phase, nothing where nobody decodes."""
-        costs = self.costs
-        fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s
-        times = (
-            costs.per_query.mean(batch * phase.queries, np.sqrt(batch * phase.queries_var))
-            + costs.per_context.mean(batch * phase.context, np.sqrt(batch * phase.context_var))
-            + costs.decode_fixed_s
-        )
-        return np.asarray(np.maximum(times - fixed * np.exp(batch * phase.log_empty), 0.0))
+    def decodes(self, batch: int, phase: PhaseLaw) -> Times:
+        """E[T_D] of a micro-batch at each iteration of a phase, nothing where nobody decodes."""
+        size = batch / self.pipeline.micro_batches
+        queries, queries_sd = size * phase.queries, np.sqrt(size * phase.queries_var)
+        context, context_sd = size * phase.context, np.sqrt(size * phase.context_var)
+        empty = np.exp(size * phase.log_empty)
+
+        def time_s(costs: StepCosts) -> Floats:
+            fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s
+            times = (
+                costs.per_query.mean(queries, queries_sd)
+                + costs.per_context.mean(context, context_sd)
+                + costs.decode_fixed_s
+            )
+            return np.asarray(np.maximum(times - fixed * empty, 0.0))
+
+        return self.pipeline.times(time_s)
+
+    def _turn_s(self, batch: int, decodes: Times, rounds_s: Floats) -> float:
+        """What an encode and its dispatch add to a cycle."""
+        encode, passing = self._encode(batch)
+        first, number = float(decodes.slowest_s[0]), self.pipeline.micro_batches
+        dispatch_s = self.costs.dispatch_s
+        if self.pipeline.is_filled:
+            return number * encode + max(0.0, passing - encode - (number - 1) * first) + dispatch_s
+        overlap = float(rounds_s[-1] - decodes.slowest_s[-1])
+        return passing + (number - 1) * max(encode, first) - overlap + dispatch_s
+
+    def _encode(self, batch: int) -> tuple[float, float]:
+        """(slowest stage's time, a pass) of one micro-batch's encode."""
+        times = self.encodes.times
+        return float(times.slowest_s[batch]), float(times.pass_s[batch])
 
     def latency_mean_s(self, batch: int, interval: int, length: int) -> float:
         """Mean latency of an answer of `length` tokens."""
-        d = length - 1
-        encodes = max(1, -(-d // interval))
-        between = (encodes - 1) * float(self.encode_s[batch] + self.costs.dispatch_s)
-        return (
-            float(self.encodes.own_s(length)[batch - 1])
-            + between
-            + float(self._decode_times(self._conditional(batch, interval, length)).sum())
-        )
+        return self._parts(batch, interval, length).latency_s
 
     def latency(self, batch: int, interval: int, length: int) -> Latency:
         """Mean and standard deviation of the latency of an answer of `length` tokens."""
@@ -99,13 +141,51 @@ class RraModel:
             found = self._latencies[key] = self._latency(batch, interval, length)
         return found
 
-    def _latency(self, batch: int, interval: int, length: int) -> Latency:
-        costs = self.costs
+    def _parts(self, batch: int, interval: int, length: int) -> Parts:
+        """The mean latency and what it is made of."""
+        own = self.encodes.own(length)
+        own_pass_s = float(own.pass_s[batch - 1])
+        d, number = length - 1, self.pipeline.micro_batches
         pool = self._conditional(batch, interval, length)
-        encodes = max(1, -(-(length - 1) // interval))
-        prompt_slope, residual_var = (
-            float(value[0]) for value in self.encodes.slopes(np.array([float(batch)]))
+        if d == 0:
+            return Parts(latency_s=own_pass_s, pool=pool, is_by_slowest=False, closing_s=0.0)
+        decodes = self.decodes(batch, self.law.phase(interval))
+        rounds_s = self.pipeline.round_s(decodes)
+        with_it = self.pipeline.times(lambda costs: _decode_times(costs, pool))
+        others_s = (number - 1) * np.resize(decodes.slowest_s, d)
+        mine_s = np.maximum(with_it.slowest_s + others_s, with_it.pass_s)
+        encode, passing = self._encode(batch)
+        excess = own_pass_s - passing
+        turn_s = self._turn_s(batch, decodes, rounds_s)
+        first_s = float(decodes.slowest_s[0])
+        if self.pipeline.is_filled:
+            excess = float(own.slowest_s[batch - 1]) - encode
+            closing_s = encode - first_s
+            begin_s = turn_s - self.costs.dispatch_s - (number - 1) / 2 * closing_s
+        else:
+            closing_s = encode - max(encode, first_s)
+            begin_s = passing - (number - 1) / 2 * closing_s
+        turns = -(-d // interval) - 1
+        return Parts(
+            latency_s=begin_s
+            + excess
+            + turns * turn_s
+            + float(mine_s[:-1].sum() + with_it.pass_s[-1]),
+            pool=pool,
+            is_by_slowest=float(with_it.slowest_s.sum() + others_s.sum())
+            >= float(with_it.pass_s.sum()),
+            closing_s=closing_s,
         )
+
+    def _latency(self, batch: int, interval: int, length: int) -> Latency:
+        parts = self._parts(batch, interval, length)
+        pool, number = parts.pool, self.pipeline.micro_batches
+        # Whoever is in a micro-batch holds up the slowest stage for all of them, a pass for its own.
+        costs = self._slowest(pool) if parts.is_by_slowest else self.costs
+        size = batch if parts.is_by_slowest else batch / number
+        encodes = max(1, -(-(length - 1) // interval))
+        slopes = self.encodes.slopes(costs, np.array([batch / number]))
+        prompt_slope = float(slopes.token_s[0])
         window = Window(
             per_query=costs.per_query.slope_mean(pool.queries, pool.queries_sd),
             per_context=costs.per_context.slope_mean(pool.context, pool.context_sd),
@@ -113,13 +193,17 @@ class RraModel:
             interval=interval,
             num_encodes=encodes,
         )
-        others = shares_var(window, self.law.workload, batch)
+        others = shares_var(window, self.law.workload, size)
         own_slope = prompt_slope + float(window.per_context.sum())
         own = own_slope**2 * self.encodes.own_input(length)[1]
-        return Latency(
-            mean_s=self.latency_mean_s(batch, interval, length),
-            sd_s=float(np.sqrt(others + own + encodes * batch * residual_var)),
-        )
+        place = parts.closing_s**2 * (number**2 - 1) / 12
+        residual = encodes * size * float(slopes.residual_var[0])
+        return Latency(mean_s=parts.latency_s, sd_s=float(np.sqrt(others + own + residual + place)))
+
+    def _slowest(self, pool: Conditional) -> StepCosts:
+        """The stage that decodes the slowest."""
+        stages = self.pipeline.stages
+        return max(stages, key=lambda costs: float(_decode_times(costs, pool).sum()))
 
     def kv_need(self, batch: int, interval: int) -> float:
         """KV tokens to hold ready."""
@@ -132,10 +216,11 @@ class RraModel:
         return self.edge(batch, interval) <= 1.0
 
     def edge(self, batch: int, interval: int) -> float:
-        """How far the pool reaches into the profile's decode curves: 1 is their end."""
+        """How far a micro-batch reaches into the profile's decode curves: 1 is their end."""
         phase, costs = self.law.phase(interval), self.costs
-        queries = batch * phase.queries + COVERED_SDS * np.sqrt(batch * phase.queries_var)
-        context = batch * phase.context + COVERED_SDS * np.sqrt(batch * phase.context_var)
+        size = batch / self.pipeline.micro_batches
+        queries = size * phase.queries + COVERED_SDS * np.sqrt(size * phase.queries_var)
+        context = size * phase.context + COVERED_SDS * np.sqrt(size * phase.context_var)
         return float(
             max(queries.max() / costs.per_query.limit, context.max() / costs.per_context.limit)
         )
@@ -150,9 +235,8 @@ class RraModel:
                 f"{self.costs.per_context.limit:.0f} KV tokens). Profile larger steps."
             )
         phase = self.law.phase(interval)
-        decodes = self.decode_s(batch, phase)
-        encode_s = float(self.encode_s[batch])
-        cycle_s = encode_s + self.costs.dispatch_s + float(decodes.sum())
+        cycle_s = self.cycle_s(batch, interval)
+        decodes_s = float(self.pipeline.round_s(self.decodes(batch, phase)).sum())
         rate = schedule.units * batch / cycle_s
         latency = self.latency(batch, interval, promise.length)
         pool_mean, pool_sd = _running_pool(batch, phase)
@@ -160,8 +244,8 @@ class RraModel:
             queries_per_s=rate,
             tokens_per_s=rate * (self.law.decode_mean + 1),
             cycle_s=cycle_s,
-            encode_share=encode_s / cycle_s,
-            first_token_s=encode_s,
+            encode_share=(cycle_s - decodes_s - self.costs.dispatch_s) / cycle_s,
+            first_token_s=float(self.encodes.times.pass_s[batch]),
             latency_mean_s=latency.mean_s,
             latency_sd_s=latency.sd_s,
             latency_p99_s=latency.mean_s + KEPT_SDS * latency.sd_s,
@@ -184,26 +268,28 @@ class RraModel:
         return tokens, var
 
     def _conditional(self, batch: int, interval: int, length: int) -> Conditional:
+        """Its micro-batch, at each iteration of the answer."""
         phase, d = self.law.phase(interval), length - 1
+        size = batch / self.pipeline.micro_batches
         t = np.arange(1, d + 1)
         alive, own, own_var = self.law.one_query(d)
         mean, var = self.encodes.own_input(length)
-        others_var = batch * np.resize(phase.queries_var, d) - alive * (1 - alive)
-        context_var = batch * np.resize(phase.context_var, d) - own_var + var
+        others_var = size * np.resize(phase.queries_var, d) - alive * (1 - alive)
+        context_var = size * np.resize(phase.context_var, d) - own_var + var
         return Conditional(
-            queries=batch * np.resize(phase.queries, d) - alive + 1,
+            queries=size * np.resize(phase.queries, d) - alive + 1,
             queries_sd=np.sqrt(np.maximum(others_var, 0.0)),
-            context=batch * np.resize(phase.context, d) - own + mean + t,
+            context=size * np.resize(phase.context, d) - own + mean + t,
             context_sd=np.sqrt(np.maximum(context_var, 0.0)),
         )
 
-    def _decode_times(self, pool: Conditional) -> Floats:
-        costs = self.costs
-        return np.asarray(
-            costs.per_query.mean(pool.queries, pool.queries_sd)
-            + costs.per_context.mean(pool.context, pool.context_sd)
-            + costs.decode_fixed_s
-        )
+
+def _decode_times(costs: StepCosts, pool: Conditional) -> Floats:
+    return np.asarray(
+        costs.per_query.mean(pool.queries, pool.queries_sd)
+        + costs.per_context.mean(pool.context, pool.context_sd)
+        + costs.decode_fixed_s
+    )
 
 
 def _running_pool(batch: int, phase: PhaseLaw) -> tuple[float, float]:

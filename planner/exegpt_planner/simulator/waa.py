@@ -24,6 +24,7 @@ from exegpt_planner.schedule import Prediction, Split, WaaSchedule
 from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
 from exegpt_planner.simulator.decoder_pool import DecoderCosts, Feed, PoolRow, PoolState
 from exegpt_planner.simulator.encodes import EncodeTimes
+from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 from exegpt_planner.simulator.renewal import SlotProcess, SlotWork
 from exegpt_planner.simulator.rra import Latency
@@ -46,7 +47,7 @@ class WaaModel:
         split: Split,
     ) -> None:
         self.costs, self.law, self.prompts, self.split = costs, law, prompts, split
-        self.encodes = EncodeTimes(costs, law.workload, prompts)
+        self.encodes = EncodeTimes(Pipeline.single(costs), law.workload, prompts)
         self.decoders = DecoderCosts(costs, law)
         sent, joined, exposed = (
             add([(1.0, curve)]) for curve in (hand_over.sent, hand_over.joined, hand_over.exposed)
@@ -106,7 +107,7 @@ class WaaModel:
     def first_token_s(self, batch: int, length: int) -> float:
         """Mean time of the encode that an answer of `length` tokens is part of, its sending included."""
         excess = self.encodes.own_input(length)[0] - self.prompts.tokens
-        own_s = float(self.encodes.own_s(length)[batch - 1])
+        own_s = float(self.encodes.own(length).pass_s[batch - 1])
         return own_s + float(self._sent_s[batch]) + excess * self._sent_slope(batch)
 
     def latency_sds_s(self, batch: int, state: PoolState, length: int) -> Floats:
@@ -246,8 +247,8 @@ class WaaModel:
 
     def _token_cost(self, batch: int) -> tuple[float, float]:
         """(s per prompt token of an encode, variance of a prompt's cost beside that, s**2)."""
-        slope, residual = self.encodes.slopes(np.array([float(batch)]))
-        return float(slope[0]) + self._sent_slope(batch), float(residual[0])
+        slopes = self.encodes.slopes(self.costs, np.array([float(batch)]))
+        return float(slopes.token_s[0]) + self._sent_slope(batch), float(slopes.residual_var[0])
 
     def _sent_slope(self, batch: int) -> float:
         mean, var = batch * self.prompts.tokens, batch * self.prompts.tokens_var

@@ -1,0 +1,88 @@
+"""A unit's devices as a pipeline through which micro-batches pass.
+
+M micro-batches of a step go through P stages, each of which serves them in turn. With the slowest stage's time t and
+that of a pass through all stages w (P t, where stages are alike), a micro-batch can begin its next iteration
+
+    max(M t, w)
+
+after its last: when M >= P the slowest stage never waits, when M < P every micro-batch goes round without a stop.
+One device is P = M = 1, t = w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt_planner.layout import Layout, bills, slowest_kinds
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pipeline:
+    """What a micro-batch's step costs on the stages that may be the slowest, and on all of them together."""
+
+    stages: tuple[StepCosts, ...]
+    whole: StepCosts
+    num_stages: int = 1  # P
+    micro_batches: int = 1  # M
+    layout: Layout | None = None  # None: one device
+
+    @classmethod
+    def one_device(cls, table: ProfileTable) -> Self:
+        """A device that holds the whole model."""
+        return cls.single(costs_of(table))
+
+    @classmethod
+    def single(cls, costs: StepCosts) -> Self:
+        """One stage."""
+        return cls(stages=(costs,), whole=costs)
+
+    @classmethod
+    def of(
+        cls, layout: Layout, table: ProfileTable, *, units: int = 1, micro_batches: int = 1
+    ) -> Self:
+        """The pipeline of a layout."""
+        found = bills(layout, table, units)
+        if len(found.stages) == 1:
+            costs = step_costs(table, found.whole)
+            return cls(stages=(costs,), whole=costs, micro_batches=micro_batches, layout=layout)
+        return cls(
+            stages=tuple(step_costs(table, bill) for bill in slowest_kinds(found)),
+            whole=step_costs(table, found.whole),
+            num_stages=len(found.stages),
+            micro_batches=micro_batches,
+            layout=layout,
+        )
+
+    @property
+    def is_filled(self) -> bool:
+        """M >= P: the slowest stage always has a micro-batch to serve."""
+        return self.micro_batches >= self.num_stages
+
+    def times(self, time_s: Callable[[StepCosts], Floats]) -> Times:
+        """The slowest stage's and a whole pass's times, by any reckoning of one step's costs."""
+        whole = time_s(self.whole)
+        if self.num_stages == 1:
+            return Times(slowest_s=whole, pass_s=whole)
+        slowest = np.max([time_s(stage) for stage in self.stages], axis=0)
+        return Times(slowest_s=slowest, pass_s=whole)
+
+    def round_s(self, times: Times) -> Floats:
+        """From one iteration of a micro-batch to its next."""
+        return np.maximum(self.micro_batches * times.slowest_s, times.pass_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """Of a micro-batch's step; arrays alike."""
+
+    slowest_s: Floats  # t
+    pass_s: Floats  # w
