@@ -97,9 +97,10 @@ class FakeGateway(GatewayServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if plan.certificate.inputs.table != self.plan.certificate.inputs.table:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it rests on another profile")
-        before, self.plan, self.plan_id = self.plan, plan, request.plan_id
-        self.revision += 1
         self.inputs, self.outputs = Counter(), Counter()
+        self.revision += 1
+        before, self.plan = self.plan, plan
+        self.plan_id = request.plan_id  # last: a test that sees it may observe queries at once
         self.taken.append((request.plan_id, time.time()))
         return gateway_pb2.UpdateScheduleReply(
             revision=self.revision,

@@ -93,9 +93,10 @@ def test_the_detector_gives_way_to_a_person(site: Site, operator: OperatorProces
     site.apply(workload=None, drift=QUERIES)
     site.until_ready()
     assert site.status()["workload"]["source"] == "Prior"
+    before = site.plan_id()
     site.gateway().observe(1000, input_tokens=24, output_tokens=16)
-    site.until("drift is answered", lambda: site.status()["workload"]["source"] == "Observed")
-    site.until_ready()
+    site.until_another_plan(before)
+    assert site.status()["workload"]["source"] == "Observed"
     assert site.status()["workload"]["setBy"] == names.DETECTOR
     assert annotated(site)[names.OBSERVED_INPUT] == f"histogram={names.observed(NAME, 'input')}"
     assert site.status()["workload"]["input"].startswith("mean=24.0")

@@ -74,9 +74,10 @@ def test_what_the_chart_allows_is_enough(installed: tuple[Site, OperatorProcess]
     site.apply(workload=None, drift=quick)
     site.until_ready()
     pods = site.serving()
+    before = site.plan_id()
     site.gateway().observe(1000, input_tokens=24, output_tokens=16)
-    site.until("drift is answered", lambda: site.status()["workload"]["source"] == "Observed")
-    site.until_ready()
+    site.until_another_plan(before)
+    assert site.status()["workload"]["source"] == "Observed"
     for mean in range(HISTORY):  # until the oldest plans go
         before = site.plan_id()
         site.annotate(input=f"mean={20 + mean},std=6,max=64", output="mean=20,std=6,max=64")
