@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,6 +341,14 @@ def test_a_faster_device_is_nowhere_slower() -> None:
         names = [field.name for field in fields(StepShape)]
         shape = StepShape(**dict(zip(names, 10**exponents, strict=True)))
         assert fast.step_s(shape) <= slow.step_s(shape)
+
+
+def test_the_documented_devices_are_these() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text(encoding="utf-8")
+    for each in DEVICES.values():
+        flops, memory = each.tensor_flops_per_s / 1e12, each.memory_bytes / 1e9
+        figures = f"{flops:g} | {memory:g} | {each.memory_bytes_per_s / 1e9:g} | {each.pcie}"
+        assert f"| `{each.name}` | {figures} | {each.nvlink or '–'} | {each.source} |" in page
 
 
 def test_float32_has_no_published_rate() -> None:
