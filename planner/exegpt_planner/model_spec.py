@@ -1,9 +1,13 @@
 """The shape of a model, read from a Hugging Face folder, and the bytes that follow from it.
 
-Only what the engine computes exactly is accepted: decoders of the Llama family (Llama, Mistral, Qwen2 and 2.5, Qwen3)
-and of the OPT family (OPT, GPT-2) with full attention. Everything else that
+From a folder only what the engine computes exactly is accepted: decoders of the Llama family (Llama, Mistral, Qwen2
+and 2.5, Qwen3) and of the OPT family (OPT, GPT-2) with full attention. Everything else that
 a config.json may ask for (experts, latent attention, short windows, quantised weights, other rotary scalings) is
-refused by name, never mis-sized: `num_parameters` equals the count of the real model.
+refused by name, never mis-sized: `num_parameters` equals the count of the real model. T5 is a shape to plan with.
+
+A pipeline cuts the layers; its first stage has the embeddings too, its last the head:
+
+    weight_bytes = num_layers * layer + num_encoder_layers * encoder_layer + embedding + head - (tied: one table)
 """
 
 from __future__ import annotations
@@ -50,10 +54,11 @@ RopeScaling = Annotated[LinearRopeScaling | Llama3RopeScaling, Field(discriminat
 
 
 class ModelSpec(StrictModel):
-    """A decoder's shape, whatever its family (docs/formats.md)."""
+    """A model's shape, whatever its family (docs/formats.md)."""
 
     version: Literal["exegpt.model/v1"] = "exegpt.model/v1"
-    num_layers: Count
+    num_layers: Count  # of the decoder
+    num_encoder_layers: int = Field(default=0, ge=0, exclude_if=lambda value: value == 0)
     hidden: Count
     ffn: Count
     num_heads: Count
@@ -72,24 +77,58 @@ class ModelSpec(StrictModel):
         specials = (*self.end_tokens, *(() if self.bos_token is None else (self.bos_token,)))
         if outside := [token for token in specials if not 0 <= token < self.vocab]:
             problems.append(f"special tokens {outside} lie outside the vocabulary of {self.vocab}")
+        if self.num_encoder_layers and not self.encoder_layer_parameters:
+            problems.append(
+                f"num_encoder_layers = {self.num_encoder_layers} in a decoder-only model"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
     @property
+    def encode_samples(self) -> bool:
+        """Whether the encode samples the first token; else (encoder-decoder) the first decode iteration does."""
+        return self.num_encoder_layers == 0
+
+    @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer."""
+        """Parameters of one decoder layer."""
         raise NotImplementedError
+
+    @property
+    def encoder_layer_parameters(self) -> int:
+        """Parameters of one encoder layer; 0 in a decoder-only model."""
+        return 0
+
+    @property
+    def table_parameters(self) -> int:
+        """Parameters of one table of token vectors, which tied embeddings use at both ends."""
+        return self.vocab * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters before the first layer: token and position tables."""
+        return self.table_parameters
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters behind the last layer: the last norm and the head, counted whether tied or not."""
+        return self.table_parameters + self.hidden
 
     @property
     def outside_parameters(self) -> int:
         """Parameters outside the layers; tied embeddings count once."""
-        raise NotImplementedError
+        ends = self.embedding_parameters + self.head_parameters
+        return ends - self.table_parameters * self.tied_embeddings
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model."""
-        return self.num_layers * self.layer_parameters + self.outside_parameters
+        return (
+            self.num_layers * self.layer_parameters
+            + self.num_encoder_layers * self.encoder_layer_parameters
+            + self.outside_parameters
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -102,12 +141,36 @@ class ModelSpec(StrictModel):
         return self.num_parameters * _number_bytes(dtype)
 
     def layer_weight_bytes(self, dtype: str) -> int:
-        """Bytes of one layer's weights."""
+        """Bytes of one decoder layer's weights."""
         return self.layer_parameters * _number_bytes(dtype)
 
+    def encoder_layer_weight_bytes(self, dtype: str) -> int:
+        """Bytes of one encoder layer's weights; 0 in a decoder-only model."""
+        return self.encoder_layer_parameters * _number_bytes(dtype)
+
+    def embedding_weight_bytes(self, dtype: str) -> int:
+        """Bytes of what a first stage has beside its layers."""
+        return self.embedding_parameters * _number_bytes(dtype)
+
+    def head_weight_bytes(self, dtype: str) -> int:
+        """Bytes of what the last stage has beside its layers, as if untied.
+
+        Where the embeddings are tied and first and last stage are two, the last needs a copy of its own: this size.
+        Where they are one, both ends together take `outside_weight_bytes`.
+        """
+        return self.head_parameters * _number_bytes(dtype)
+
+    def outside_weight_bytes(self, dtype: str) -> int:
+        """Bytes of both ends on one stage; tied embeddings count once."""
+        return self.outside_parameters * _number_bytes(dtype)
+
+    def kv_bytes_per_token_layer(self, dtype: str) -> int:
+        """Bytes of keys and values of one token in one decoder layer."""
+        return 2 * self.num_kv_heads * self.head_dim * _number_bytes(dtype)
+
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values of one token, all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _number_bytes(dtype)
+        """Bytes of keys and values of one token, all decoder layers."""
+        return self.num_layers * self.kv_bytes_per_token_layer(dtype)
 
 
 class LlamaSpec(ModelSpec):
@@ -134,11 +197,6 @@ class LlamaSpec(ModelSpec):
         norms = 2 * self.hidden + 2 * self.qk_norm * self.head_dim
         return matrices + biases + norms
 
-    @property
-    def outside_parameters(self) -> int:
-        """Embedding, head and the last norm."""
-        return self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self.hidden
-
 
 class OptSpec(ModelSpec):
     """OPT and GPT-2 (GPT-3's shape): learned positions, layer norms, a plain feed-forward."""
@@ -159,17 +217,88 @@ class OptSpec(ModelSpec):
         return matrices + biases + 4 * self.hidden
 
     @property
-    def outside_parameters(self) -> int:
-        """Embeddings, head, projections and the last norm."""
-        tables = self.vocab * self.embedding * (1 if self.tied_embeddings else 2)
+    def table_parameters(self) -> int:
+        """Parameters of one table of token vectors."""
+        return self.vocab * self.embedding
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Token and position tables, and the projection to the hidden width where there is one."""
         positions = (self.context + self.position_offset) * self.hidden
-        projections = 2 * self.hidden * self.embedding if self.embedding != self.hidden else 0
-        return tables + positions + projections + 2 * self.hidden * self.final_norm
+        return self.table_parameters + positions + self._projection
+
+    @property
+    def head_parameters(self) -> int:
+        """The last norm, the projection from the hidden width and the head."""
+        return 2 * self.hidden * self.final_norm + self._projection + self.table_parameters
+
+    @property
+    def _projection(self) -> int:
+        return self.hidden * self.embedding if self.embedding != self.hidden else 0
 
 
-def parse_model_spec(text: str, *, source: str) -> LlamaSpec | OptSpec:
+class T5Spec(ModelSpec):
+    """T5 and T5 1.1: encoder and decoder, relative positions, RMS norms without bias.
+
+    `num_layers` counts decoder layers. Each holds the KV of generated tokens for self-attention and of the prompt's
+    for cross-attention, equal bytes a token, so a query's KV tokens are the same sum as in a decoder-only model.
+    Both passes start with the embedding: the first stage of either needs it.
+    """
+
+    architecture: Literal["t5"]
+    num_encoder_layers: Count
+    gated: bool  # the feed-forward of T5 1.1 has two matrices in, T5's one
+    activation: Literal["relu", "gelu_tanh"]
+    relative_buckets: Count  # of distances, each with a bias a head in encoder and decoder
+    relative_distance: Count  # tokens, from which on the last bucket holds
+
+    @model_validator(mode="after")
+    def _a_kv_head_each(self) -> Self:
+        if self.num_kv_heads != self.num_heads:
+            raise ValueError(
+                f"{self.num_kv_heads} KV heads for {self.num_heads} heads; T5's are equal in number"
+            )
+        return self
+
+    @property
+    def _attention(self) -> int:
+        return 4 * self.hidden * self.num_heads * self.head_dim
+
+    @property
+    def _ffn(self) -> int:
+        return (2 + self.gated) * self.hidden * self.ffn
+
+    @property
+    def layer_parameters(self) -> int:
+        """A decoder layer: self-attention, cross-attention, feed-forward."""
+        return 2 * self._attention + self._ffn + 3 * self.hidden
+
+    @property
+    def encoder_layer_parameters(self) -> int:
+        """An encoder layer: self-attention, feed-forward."""
+        return self._attention + self._ffn + 2 * self.hidden
+
+    @property
+    def cross_kv_parameters(self) -> int:
+        """Those of a decoder layer that make cross-attention's KV of the encoder's output, a part of the encode."""
+        return 2 * self.hidden * self.num_kv_heads * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The token table, and the biases of relative positions in encoder and decoder."""
+        return self.table_parameters + 2 * self.relative_buckets * self.num_heads
+
+    @property
+    def head_parameters(self) -> int:
+        """The last norms of encoder and decoder, and the head."""
+        return self.table_parameters + 2 * self.hidden
+
+
+def parse_model_spec(text: str, *, source: str) -> LlamaSpec | OptSpec | T5Spec:
     """The spec that a JSON text from `source` holds, as it is kept beside a profile."""
     data = json_object(text, source)
+    if data.get("architecture") == "t5":
+        return parse(T5Spec, data, source=source)
     if data.get("architecture") in get_args(OptSpec.model_fields["architecture"].annotation):
         return parse(OptSpec, data, source=source)
     return parse(LlamaSpec, data, source=source)

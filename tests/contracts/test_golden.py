@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import read_manifest
-from exegpt_planner.model_spec import LlamaSpec, OptSpec
+from exegpt_planner.model_spec import LlamaSpec, OptSpec, T5Spec
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import (
     AnySchedule,
@@ -31,7 +31,9 @@ FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
 MODELS: dict[str, type[StrictModel]] = {
     "model.json": LlamaSpec,
     "model-opt.json": OptSpec,
+    "model-t5.json": T5Spec,
     "profile.json": ProfileTable,
+    "profile-t5.json": ProfileTable,
 }
 
 
