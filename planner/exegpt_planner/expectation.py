@@ -52,6 +52,11 @@ class Hinges:
         """The slope beyond the last knot."""
         return self.slope + float(self.changes.sum())
 
+    @property
+    def least_slope(self) -> float:
+        """The least slope anywhere."""
+        return self.slope + float(np.minimum.accumulate(np.append(0.0, self.changes.cumsum()))[-1])
+
     @classmethod
     def through(cls, x: Floats, y: Floats) -> Self:
         """The curve through the points (x, y), x[0] = 0 and rising."""
@@ -123,6 +128,15 @@ class Hinges:
         ray = float(np.min(y[1:] / x[1:]))  # the steepest line through the origin
         keep = intercepts >= 0
         return np.append(intercepts[keep], 0.0), np.append(slopes[keep], min(ray, np.inf))
+
+    def lines_everywhere(self) -> tuple[Floats, Floats]:
+        """(intercepts, slopes) of lines below the curve on the whole line, or where there are none the axis."""
+        if self.last_slope < self.slope:
+            return np.zeros(1), np.zeros(1)
+        x, y = np.append(0.0, self.knots), np.append(self.at_zero, self(self.knots))
+        inner = self.slope + np.cumsum(self.changes)
+        slopes = np.unique(np.clip(np.append(self.slope, inner), self.slope, self.last_slope))
+        return (y - slopes[:, None] * x).min(axis=1), slopes
 
 
 def add(parts: Sequence[tuple[float, Curve]]) -> Hinges:

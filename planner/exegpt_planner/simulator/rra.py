@@ -13,7 +13,7 @@ j-th of M: `first` is `encode` less what it began later, less the time by which 
 
 An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is
 that of an answer of s tokens given that it is there: one query more than chance would have at its place in every
-iteration, and a pool that never empties before it ends. `dispatch` is paid once a cycle, as the conductor sends a
+iteration, and micro-batches that never empty before it ends. `dispatch` is paid once a cycle, as the conductor sends a
 cycle in one message.
 """
 
@@ -46,8 +46,8 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Conditional:
-    """Decode iterations t = 1..d given that the answer is there: laws of the pool and of its context."""
+class Pool:
+    """Laws of a micro-batch's queries and of their context; arrays over decode iterations."""
 
     queries: Floats
     queries_sd: Floats
@@ -60,7 +60,7 @@ class Parts:
     """A mean latency, and what its deviation depends on."""
 
     latency_s: float
-    pool: Conditional
+    pool: Pool
     is_by_slowest: bool  # the slowest stage sets the pace, not the passes
     closing_s: float  # by which a micro-batch further behind gains on the one before
 
@@ -99,20 +99,24 @@ class RraModel:
     def decodes(self, batch: int, phase: PhaseLaw) -> Times:
         """E[T_D] of a micro-batch at each iteration of a phase, nothing where nobody decodes."""
         size = batch / self.pipeline.micro_batches
-        queries, queries_sd = size * phase.queries, np.sqrt(size * phase.queries_var)
-        context, context_sd = size * phase.context, np.sqrt(size * phase.context_var)
         empty = np.exp(size * phase.log_empty)
+        pool = self._pool(batch, phase)
 
         def time_s(costs: StepCosts) -> Floats:
             fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s
-            times = (
-                costs.per_query.mean(queries, queries_sd)
-                + costs.per_context.mean(context, context_sd)
-                + costs.decode_fixed_s
-            )
-            return np.asarray(np.maximum(times - fixed * empty, 0.0))
+            return np.asarray(np.maximum(_decode_times(costs, pool) - fixed * empty, 0.0))
 
         return self.pipeline.times(time_s)
+
+    def _pool(self, batch: int, phase: PhaseLaw) -> Pool:
+        """One micro-batch at each iteration of a phase."""
+        size = batch / self.pipeline.micro_batches
+        return Pool(
+            queries=size * phase.queries,
+            queries_sd=np.sqrt(size * phase.queries_var),
+            context=size * phase.context,
+            context_sd=np.sqrt(size * phase.context_var),
+        )
 
     def _turn_s(self, batch: int, decodes: Times, rounds_s: Floats) -> float:
         """What an encode and its dispatch add to a cycle."""
@@ -152,8 +156,7 @@ class RraModel:
         decodes = self.decodes(batch, self.law.phase(interval))
         rounds_s = self.pipeline.round_s(decodes)
         with_it = self.pipeline.times(lambda costs: _decode_times(costs, pool))
-        others_s = (number - 1) * np.resize(decodes.slowest_s, d)
-        mine_s = np.maximum(with_it.slowest_s + others_s, with_it.pass_s)
+        mine_s = np.maximum(with_it.slowest_s + self._others_s(batch, interval, d), with_it.pass_s)
         encode, passing = self._encode(batch)
         excess = own_pass_s - passing
         turn_s = self._turn_s(batch, decodes, rounds_s)
@@ -172,10 +175,18 @@ class RraModel:
             + turns * turn_s
             + float(mine_s[:-1].sum() + with_it.pass_s[-1]),
             pool=pool,
-            is_by_slowest=float(with_it.slowest_s.sum() + others_s.sum())
-            >= float(with_it.pass_s.sum()),
+            is_by_slowest=float(mine_s.sum()) > float(with_it.pass_s.sum()),
             closing_s=closing_s,
         )
+
+    def _others_s(self, batch: int, interval: int, d: int) -> Floats:
+        """What the slowest stage spends on the other micro-batches, none of them empty, as an answer sees it."""
+        others = self.pipeline.micro_batches - 1
+        if others == 0:
+            return np.zeros(d)
+        pool = self._pool(batch, self.law.phase(interval))
+        times = self.pipeline.times(lambda costs: _decode_times(costs, pool))
+        return others * np.resize(times.slowest_s, d)
 
     def _latency(self, batch: int, interval: int, length: int) -> Latency:
         parts = self._parts(batch, interval, length)
@@ -200,7 +211,7 @@ class RraModel:
         residual = encodes * size * float(slopes.residual_var[0])
         return Latency(mean_s=parts.latency_s, sd_s=float(np.sqrt(others + own + residual + place)))
 
-    def _slowest(self, pool: Conditional) -> StepCosts:
+    def _slowest(self, pool: Pool) -> StepCosts:
         """The stage that decodes the slowest."""
         stages = self.pipeline.stages
         return max(stages, key=lambda costs: float(_decode_times(costs, pool).sum()))
@@ -267,7 +278,7 @@ class RraModel:
         var[0] += held_var
         return tokens, var
 
-    def _conditional(self, batch: int, interval: int, length: int) -> Conditional:
+    def _conditional(self, batch: int, interval: int, length: int) -> Pool:
         """Its micro-batch, at each iteration of the answer."""
         phase, d = self.law.phase(interval), length - 1
         size = batch / self.pipeline.micro_batches
@@ -276,7 +287,7 @@ class RraModel:
         mean, var = self.encodes.own_input(length)
         others_var = size * np.resize(phase.queries_var, d) - alive * (1 - alive)
         context_var = size * np.resize(phase.context_var, d) - own_var + var
-        return Conditional(
+        return Pool(
             queries=size * np.resize(phase.queries, d) - alive + 1,
             queries_sd=np.sqrt(np.maximum(others_var, 0.0)),
             context=size * np.resize(phase.context, d) - own + mean + t,
@@ -284,7 +295,7 @@ class RraModel:
         )
 
 
-def _decode_times(costs: StepCosts, pool: Conditional) -> Floats:
+def _decode_times(costs: StepCosts, pool: Pool) -> Floats:
     return np.asarray(
         costs.per_query.mean(pool.queries, pool.queries_sd)
         + costs.per_context.mean(pool.context, pool.context_sd)

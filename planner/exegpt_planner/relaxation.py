@@ -1,0 +1,322 @@
+"""What no schedule of a shape can beat, from lines alone: bounds for thousands of shapes at once.
+
+Of the curves only lines below them are kept, so a round of a pipeline's micro-batches with n queries and c KV tokens in
+all takes at least A + B n + C c for each of some lines (Jensen: whatever the law), by its slowest stage or by a pass
+through all. With N_D in a block and B_E queries encoded a cycle, e s of encode a query and P(D >= t) = Q(t), all exact:
+
+    queries seen by an answer of d iterations   sum_{t <= d} n = B_E ((q - 1) E[D] + sum_{u <= r} n_N(u))
+    latency >= q e B_E + d A + B sum n + C sum c,                   B_E <= what memory holds
+    1 / X   >= e + A U / B_E + B E[D] + C E[c],                     U: rounds of a cycle in which anybody decodes
+
+The first two bound B_E, the last falls in B_E. U is at least that of queries that came with the last encode alone, and
+N_D times the chance that one is there when the pool is smallest. On more stages than one the last iteration of an
+answer is a pass only, and with fewer micro-batches than stages that of every phase overlaps with an encode
+(simulator/rra.py): these are not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.expectation import Hinges
+from exegpt_planner.layout import Bill
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.shapes import Shape
+from exegpt_planner.simulator.costs import PromptMoments, StepCosts, step_costs
+from exegpt_planner.windows import Windows
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MOST_LINES = 4  # kept of a curve's: any of them is a bound
+GROWTH = 1.15  # of N_D from block to block
+
+
+ONE_STAGE, FILLED, UNFILLED = range(3)  # pipelines of one stage, of M >= P, of M < P
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Phases:
+    """What a cycle of N_D iterations holds per query encoded, at least, by blocks of N_D; arrays alike."""
+
+    first: Ints  # N_D from ..
+    last: Ints  # .. to
+    encodes: Ints  # q
+    rounds_seen: Floats  # by an answer; (kinds of pipelines, blocks), as are the two below
+    queries_seen: Floats  # sum of n over them
+    context_seen: Floats
+    context_held: Floats  # just after an encode
+    fewest: Floats  # queries at a phase's end
+
+
+class Cycles:
+    """The phases of one workload, and of answers of one length."""
+
+    def __init__(self, law: CompletionLaw, length: int) -> None:
+        longest, d = max(1, law.longest), length - 1
+        alive, context, _ = law.one_query(longest)
+        self._alive = alive
+        n = np.arange(1, longest + 1)
+        encodes = np.maximum(1, -(-d // n))
+        first, last = _blocks(longest)
+
+        def least(values: Floats) -> Floats:
+            return Windows(np.asarray(values, np.float64)).extremes(first - 1, last - 1)[0]
+
+        def seen(values: Floats) -> Floats:
+            """A query's values summed over an answer's rounds, for each kind of pipeline."""
+            sums = np.append(0.0, np.cumsum(values))
+            at_ends = (encodes - 1) * np.array([values[each - 1 :: each].sum() for each in n])
+            shorter = max(d - 1, 0)
+            turns = np.maximum(1, -(-shorter // n)) - 1
+            filled = turns * sums[-1] + _folded(sums, n, shorter - turns * n)
+            whole = (encodes - 1) * sums[-1] + _folded(sums, n, d - (encodes - 1) * n)
+            return np.array([least(each) for each in (whole, filled, filled - at_ends)])
+
+        rounds = (np.full(longest, d), np.full(longest, max(d - 1, 0)), np.maximum(d - encodes, 0))
+        self.phases = Phases(
+            first=first,
+            last=last,
+            encodes=encodes[last - 1],
+            rounds_seen=np.array([least(each) for each in rounds]),
+            queries_seen=seen(alive),
+            context_seen=seen(context),
+            context_held=least(np.array([context[::each].sum() for each in n])),
+            fewest=least(np.array([alive[each - 1 :: each].sum() for each in n])),
+        )
+
+    @cached_property
+    def _busy(self) -> tuple[Floats, Floats]:
+        """(sizes, rounds with anybody of the last encode's by N_D of the blocks' beginnings, for each size)."""
+        sizes: Floats = np.exp2(np.arange(-4.0, 14.0))
+        with np.errstate(divide="ignore"):
+            log_dead = np.log1p(-self._alive)
+        there = 1 - np.exp(sizes[:, None] * log_dead)
+        return sizes, np.asarray(np.cumsum(there, axis=1)[:, self.phases.first - 1])
+
+    def rounds(self, sizes: Floats) -> Floats:
+        """U at least, for micro-batches that `sizes` queries enter a cycle; the last axis is of the blocks."""
+        grid, busy = self._busy
+        at = np.clip(np.searchsorted(grid, sizes, side="right") - 1, 0, len(grid) - 1)
+        alone = np.take_along_axis(busy, at.reshape(-1, busy.shape[1]), axis=0).reshape(sizes.shape)
+        alone = np.where(sizes < grid[0], 0.0, alone)
+        all_along = self.phases.first * (1 - np.exp(-sizes * self.phases.fewest))
+        return np.asarray(np.maximum(alone, all_along))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerLines:
+    """Lines below one layer's times, everywhere: of a decode by queries and context, of an encode by prompts."""
+
+    decode: list[tuple[float, float, float]]  # intercept, by queries, by context
+    at_zero_s: float
+    encode: list[tuple[float, float]]
+    shorter_s: float  # by which the answer's own prompt, where it is shorter than the mean, is cheaper at most
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Below:
+    """Lines below the rounds and encodes of some shapes; arrays (shapes, lines)."""
+
+    intercept_s: Floats
+    query_s: Floats
+    context_s: Floats
+    at_zero_s: Floats  # the curves' own
+    turn_s: Floats
+    turn_query_s: Floats
+    own_s: Floats
+    own_query_s: Floats
+
+
+class Relaxation:
+    """Upper bounds on the throughput of whole shapes."""
+
+    def __init__(
+        self, table: ProfileTable, law: CompletionLaw, prompts: PromptMoments, length: int
+    ) -> None:
+        """`length` is that of the answers that the bound is about, tokens."""
+        self._table, self._law, self._prompts = table, law, prompts
+        self._lines: dict[int, _LayerLines] = {}
+        self.cycles = Cycles(law, length)
+        t = np.arange(1, length)
+        own = law.one_query(length - 1)[1]
+        mean = float(law.workload.input_mean[min(length, law.workload.output.max)])
+        self._shorter = max(0.0, prompts.tokens - mean)
+        self._shortfall = float(max(0.0, np.max(own - mean - t, initial=0.0)))
+
+    def rra(self, shapes: Sequence[Shape], latency_s: float) -> Floats:
+        """Queries per second that RRA cannot beat with a mean latency of at most `latency_s`: (shapes, N_D blocks)."""
+        below, phases, law = self._below(shapes), self.cycles.phases, self._law
+        kinds = np.array([_kind(shape) for shape in shapes])
+        room = np.array([float(shape.room.kv_tokens) for shape in shapes])
+        batch = room[:, None] / np.maximum(phases.context_held, 1e-9)
+        batch = np.minimum(batch, self._allowed(below, kinds, latency_s))
+        number = np.array([shape.micro_batches for shape in shapes])[:, None]
+        rounds = self.cycles.rounds(batch / number)[:, None, :]
+        spread_s = below.at_zero_s - below.intercept_s
+        fixed_s = below.at_zero_s[:, :, None] * rounds - spread_s[:, :, None] * phases.last
+        work_s = below.query_s * law.decode_mean + below.context_s * law.context_mean
+        share = np.where((kinds == UNFILLED)[:, None], 1 - 1 / phases.first, 1.0)[:, None, :]
+        some = np.maximum(batch, 1e-9)[:, None, :]
+        decode_s = ((fixed_s / some + work_s[:, :, None]) * share).max(axis=1)
+        encode_s = (below.turn_s[:, :, None] / some + below.turn_query_s[:, :, None]).max(axis=1)
+        units = np.array([shape.units for shape in shapes])[:, None]
+        return np.where(batch < 1, 0.0, units / (decode_s + encode_s))
+
+    def _allowed(self, below: _Below, kinds: Ints, latency_s: float) -> Floats:
+        """The largest B_E that latency allows: (shapes, N_D blocks)."""
+        phases = self.cycles.phases
+        rounds, queries, context = (
+            seen[kinds][:, None, :]
+            for seen in (phases.rounds_seen, phases.queries_seen, phases.context_seen)
+        )
+        turns = phases.encodes - 1
+        intercept_s = below.intercept_s - below.context_s * self._shortfall
+        left_s = latency_s - below.own_s[:, :, None] - rounds * intercept_s[:, :, None]
+        left_s = left_s - below.turn_s[:, :, None] * turns
+        each_s = (
+            below.own_query_s[:, :, None]
+            + below.turn_query_s[:, :, None] * turns
+            + below.query_s[:, :, None] * queries
+            + below.context_s[:, :, None] * context
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            allowed = np.where(left_s < 0, 0.0, left_s / each_s)
+        return np.asarray(np.fmin.reduce(allowed, axis=1))
+
+    def _below(self, shapes: Sequence[Shape]) -> _Below:
+        rows = [self._shape_lines(shape) for shape in shapes]
+        most = max(len(row) for row in rows)
+        full = np.array([row + [row[0]] * (most - len(row)) for row in rows])
+        return _Below(*np.moveaxis(full, 2, 0))
+
+    def _shape_lines(self, shape: Shape) -> list[tuple[float, ...]]:
+        stages, number = shape.layout.stages, shape.micro_batches
+        degrees = sorted({stage.degree for stage in stages})
+        lines = {degree: self._layer_lines(degree) for degree in degrees}
+        most = {g: max(s.layers for s in stages if s.degree == g) for g in degrees}
+        total = {g: sum(s.layers for s in stages if s.degree == g) for g in degrees}
+        overhead_s = self._table.step_overhead_s
+        encodes = self._encode_lines(shape, lines, most, total)
+        found: list[tuple[float, ...]] = []
+        for g in degrees:
+            scale = most[g]
+            zero = number * (scale * lines[g].at_zero_s + overhead_s)
+            for a, b, c in lines[g].decode:
+                intercept = number * (scale * a + overhead_s)
+                found += [(intercept, scale * b, scale * c, zero, *encode) for encode in encodes]
+        if len(stages) > 1:
+            zero = sum(total[g] * lines[g].at_zero_s for g in degrees) + len(stages) * overhead_s
+            for some in itertools.product(*(lines[g].decode for g in degrees)):
+                a, b, c = (
+                    sum(total[g] * line[i] for g, line in zip(degrees, some, strict=True))
+                    for i in range(3)
+                )
+                intercept = a + len(stages) * overhead_s
+                found += [(intercept, b / number, c / number, zero, *encode) for encode in encodes]
+        return found
+
+    def _encode_lines(
+        self,
+        shape: Shape,
+        lines: dict[int, _LayerLines],
+        most: dict[int, int],
+        total: dict[int, int],
+    ) -> list[tuple[float, float, float, float]]:
+        """(a turn's seconds, more a query; those of the answer's own encode), each below all there are."""
+        number, num_stages = shape.micro_batches, len(shape.layout.stages)
+        overhead_s, dispatch_s = self._table.step_overhead_s, self._table.dispatch_s
+        less_s = sum(total[g] * lines[g].shorter_s for g in lines)
+        found = []
+        for some in itertools.product(*(lines[g].encode for g in lines)):
+            by = dict(zip(lines, some, strict=True))
+            pass_s = sum(total[g] * by[g][0] for g in lines) + num_stages * overhead_s
+            pass_query_s = sum(total[g] * by[g][1] for g in lines) / number
+            for g in lines:
+                slowest_s = most[g] * by[g][0] + overhead_s
+                slowest_query_s = most[g] * by[g][1] / number
+                turn = number * slowest_s, number * slowest_query_s
+                if number < num_stages:
+                    turn = (
+                        pass_s + (number - 1) * slowest_s,
+                        pass_query_s + (number - 1) * slowest_query_s,
+                    )
+                found.append((turn[0] + dispatch_s, turn[1], pass_s - less_s, pass_query_s))
+        return found
+
+    def _layer_lines(self, degree: int) -> _LayerLines:
+        found = self._lines.get(degree)
+        if found is None:
+            bill: Bill = Counter({("layer", degree): 1})
+            if self._table.encoder is not None:
+                bill["encoder_layer", degree] = 1
+            found = self._lines[degree] = self._lines_of(step_costs(self._table, bill))
+        return found
+
+    def _lines_of(self, costs: StepCosts) -> _LayerLines:
+        prompts = self._prompts
+        decode = [
+            (a + b + costs.decode_fixed_s, by_query, by_context)
+            for a, by_query in _few(costs.per_query)
+            for b, by_context in _few(costs.per_context)
+        ]
+        encode = [
+            (
+                a + b + c + costs.encode_fixed_s,
+                by_token * prompts.tokens + by_pair * prompts.pairs + by_chunk,
+            )
+            for a, by_token in _few(costs.per_token)
+            for b, by_pair in _few(costs.per_pair)
+            for c, by_chunk in _few(costs.per_chunk)
+        ]
+        return _LayerLines(
+            decode=decode,
+            at_zero_s=costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s,
+            encode=encode,
+            shorter_s=self._shorter
+            * (costs.per_token.last_slope + costs.per_pair.last_slope * prompts.pairs_per_token),
+        )
+
+
+def _kind(shape: Shape) -> int:
+    num_stages = len(shape.layout.stages)
+    if num_stages == 1:
+        return ONE_STAGE
+    return FILLED if shape.micro_batches >= num_stages else UNFILLED
+
+
+def _few(curve: Hinges) -> list[tuple[float, float]]:
+    """A few (intercept, slope) of lines that lie below the curve everywhere; at least the axis."""
+    intercepts, slopes = curve.lines_everywhere()
+    some = np.unique(np.linspace(0, len(slopes) - 1, MOST_LINES).round().astype(int))
+    return [(float(intercepts[i]), float(slopes[i])) for i in some]
+
+
+def _folded(sums: Floats, n: Ints, rest: Ints) -> Floats:
+    """The sum over u = 1..rest of sum_j f(jN + u), for each N, from the sums of f."""
+    last = len(sums) - 1
+    return np.array(
+        [
+            (sums[np.minimum(starts + r, last)] - sums[starts]).sum()
+            for each, r in zip(n.tolist(), rest.tolist(), strict=True)
+            for starts in [np.arange(0, last, each)]
+        ]
+    )
+
+
+def _blocks(longest: int) -> tuple[Ints, Ints]:
+    """(first, last) of blocks that cover 1..longest, narrow where N_D is small."""
+    first = [1]
+    while first[-1] < longest:
+        first.append(max(first[-1] + 1, int(first[-1] * GROWTH)))
+    first = [each for each in first if each <= longest]
+    last = [each - 1 for each in first[1:]] + [longest]
+    return np.array(first), np.array(last)

@@ -1,0 +1,365 @@
+"""RRA's space on one layout, B_E by N_D, and what no schedule in a block of it can beat.
+
+For B_E in b1..b2 and N_D in N1..N2, at iteration u of a phase, the pool holds at least b1 sum_j Q(j N2 + u) queries,
+Q never rising; context and variances lie between their extremes over the windows j N1 + u .. j N2 + u. With curves
+that do not fall and nowhere exceed the measured ones (`Hinges.floor`), an iteration's expected time at the least pool
+bounds it from below, on every stage and for a pass through all.
+
+Throughput has a second bound, from lines below the curves: sum_u E[T_D] >= a N_D + b B_E E[D] whatever the pool's
+law, as every query decodes E[D] times in all. It does not lose b1/b2; the first sees the steps of the table. The
+larger one holds. Where micro-batches are fewer than stages, the last iteration of a phase overlaps with the next encode
+and is left out; of a sequence that does not rise, the others are no less than their share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt_planner import memory
+from exegpt_planner.expectation import Hinges, hinge
+from exegpt_planner.search import Block, Blocked, Bounds
+from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
+from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.simulator.rra import RraModel
+from exegpt_planner.windows import Windows
+
+Floats = NDArray[np.float64]
+
+_BEYOND_3_SDS = (
+    3.83e-4  # E[(Z - 3)+]: what of a covered normal law lies beyond the curve's end, in sd
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Envelope:
+    """Bounds per query encoded, at iterations u = 1..N2 of a phase, over all N_D in N1..N2 (that reach u)."""
+
+    queries: Floats  # at least
+    queries_var_min: Floats
+    queries_var_max: Floats
+    context: Floats  # at least
+    context_var_min: Floats
+    context_var_max: Floats
+    log_empty: Floats  # at most
+    first_queries: float  # at u = 1, at most
+    first_context: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Below:
+    """Curves and lines that lie below one stage's decode costs, or a pass's."""
+
+    costs: StepCosts
+    floors: tuple[Hinges, Hinges]
+    lines: tuple[tuple[Floats, Floats], tuple[Floats, Floats]]
+
+    @classmethod
+    def of(cls, costs: StepCosts) -> Self:
+        """Computed once; a space asks for them for every block."""
+        curves = (costs.per_query, costs.per_context)
+        return cls(
+            costs,
+            (curves[0].floor(), curves[1].floor()),
+            (curves[0].lines(), curves[1].lines()),
+        )
+
+
+class RraBounds:
+    """The bounds of one space."""
+
+    def __init__(self, model: RraModel, promise: Promise, kv_capacity: float) -> None:
+        self.model, self.promise, self.kv_capacity = model, promise, kv_capacity
+        law, pipeline = model.law, model.pipeline
+        self._number = pipeline.micro_batches
+        self._whole = _Below.of(pipeline.whole)
+        self._stages = (
+            (self._whole,)
+            if pipeline.num_stages == 1
+            else tuple(_Below.of(costs) for costs in pipeline.stages)
+        )
+        t = np.arange(1, law.longest + 1)
+        alive, own, own_var = law.one_query(law.longest)
+        self._variances = Windows(alive * (1 - alive))
+        self._contexts, self._context_vars = Windows(own), Windows(own_var)
+        b = np.arange(1, model.max_batch + 1)
+        encodes = model.encodes.times
+        slowest_s, pass_s = encodes.slowest_s[1:], encodes.pass_s[1:]
+        spread_s = pass_s + (self._number - 1) * slowest_s + model.costs.dispatch_s
+        self._spread_s = np.append(np.inf, spread_s)
+        turn_s = spread_s
+        if pipeline.is_filled:
+            turn_s = self._number * slowest_s + model.costs.dispatch_s
+        self._turn_s = np.append(np.inf, turn_s)
+        self._turn_share_s = np.append(np.inf, turn_s / b)
+        self._spread_share_s = np.append(np.inf, spread_s / b)
+        length = promise.length
+        own_encode = model.encodes.own(length)
+        excess = own_encode.pass_s - pass_s
+        first_s = pass_s
+        if pipeline.is_filled:
+            excess = own_encode.slowest_s - slowest_s
+            first_s = np.maximum(pass_s, (self._number + 1) / 2 * slowest_s)
+        self._own_encode_s = np.append(np.inf, first_s + excess)
+        mean, self._own_var = model.encodes.own_input(length)
+        d = length - 1
+        self._context_shortfall = float(max(0.0, np.max(own[:d] - mean - t[:d], initial=0.0)))
+        self._largest_own_var = float(np.max(own_var, initial=0.0))
+        contexts = (below.costs.per_context for below in (self._whole, *self._stages))
+        self._falls = any(curve.least_slope < 0 for curve in contexts)
+        self._least_vars = self._encode_vars()
+        self._envelopes: dict[tuple[int, int], Envelope] = {}
+
+    def of(self, block: Block, units: int) -> Bounds:
+        """What no schedule in a block can beat on so many units."""
+        b1, b2, n1, n2 = block.x1, block.x2, block.y1, block.y2
+        envelope = self._envelope(n1, n2)
+        blocked = self._blocked(b1, envelope)
+        if blocked is not None:
+            return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
+        per_query_s = float(self._turn_share_s[b1 : b2 + 1].min()) + self._decode(block, envelope)
+        if self.model.pipeline.is_filled and self._number > 1:
+            # cycle >= w_e + (M - 1) t_e + M (sum of t over u > 1) + t(1), whichever of the two is longer
+            spread_s = float(self._spread_share_s[b1 : b2 + 1].min())
+            per_query_s = max(
+                per_query_s, spread_s + self._slowest(block, envelope, 1 / self._number)
+            )
+        return Bounds(
+            throughput=units / per_query_s,
+            promised_s=self.promise.promised_s(self._latency(block, envelope), self._sd_s(block)),
+        )
+
+    def _envelope(self, n1: int, n2: int) -> Envelope:
+        found = self._envelopes.get((n1, n2))
+        if found is None:
+            found = self._exact(n1) if n1 == n2 else self._windowed(n1, n2)
+            self._envelopes[n1, n2] = found
+        return found
+
+    def _exact(self, interval: int) -> Envelope:
+        phase = self.model.law.phase(interval)
+        return Envelope(
+            queries=phase.queries,
+            queries_var_min=phase.queries_var,
+            queries_var_max=phase.queries_var,
+            context=phase.context,
+            context_var_min=phase.context_var,
+            context_var_max=phase.context_var,
+            log_empty=phase.log_empty,
+            first_queries=float(phase.queries[0]),
+            first_context=float(phase.context[0]),
+        )
+
+    def _windowed(self, n1: int, n2: int) -> Envelope:
+        longest = self.model.law.longest
+        cycles = np.arange(max(1, -(-longest // n1)))[:, None]
+        u = np.arange(n2)[None, :]  # the arrays of t start at t = 1
+        start, end = cycles * n1 + u, cycles * n2 + u
+        low_var, high_var = self._variances.extremes(start, end)
+        context, high_context = self._contexts.extremes(start, end)
+        low_context_var, high_context_var = self._context_vars.extremes(start, end)
+        widest = self.model.law.phase(n2)
+        return Envelope(
+            queries=widest.queries,
+            queries_var_min=low_var.sum(axis=0),
+            queries_var_max=high_var.sum(axis=0),
+            context=context.sum(axis=0),
+            context_var_min=low_context_var.sum(axis=0),
+            context_var_max=high_context_var.sum(axis=0),
+            log_empty=widest.log_empty,
+            first_queries=float(self.model.law.phase(n1).queries[0]),
+            first_context=float(high_context[:, 0].sum()),
+        )
+
+    def _blocked(self, batch: int, envelope: Envelope) -> Blocked | None:
+        costs, size = self.model.costs, batch / self._number
+        query_sds = COVERED_SDS * np.sqrt(size * envelope.queries_var_min)
+        context_sds = COVERED_SDS * np.sqrt(size * envelope.context_var_min)
+        if (size * envelope.queries + query_sds).max() > costs.per_query.limit * (1 + 1e-12):
+            return "coverage"
+        if (size * envelope.context + context_sds).max() > costs.per_context.limit * (1 + 1e-12):
+            return "coverage"
+        context, queries = batch * envelope.context, batch * envelope.queries
+        need = memory.need(context, batch * envelope.context_var_min, queries)
+        return "memory" if need > self.kv_capacity * (1 + 1e-12) else None
+
+    def _decode(self, block: Block, envelope: Envelope) -> float:
+        """A lower bound on the time of a decode phase per query encoded."""
+        number, n1 = self._number, block.y1
+        least = self._slowest(block, envelope, 1.0)
+        if self.model.pipeline.num_stages == 1:
+            return least
+        last = 0 if self.model.pipeline.is_filled else 1
+        by_lines = self._by_lines(block, envelope, self._whole) / number * (n1 - last) / n1
+        by_floors = float(self._by_floors(block, envelope, self._whole)[: n1 - last].sum())
+        return max(least, by_lines, by_floors / block.x2)
+
+    def _slowest(self, block: Block, envelope: Envelope, first: float) -> float:
+        """A lower bound on the slowest stage's time per query encoded; of its first round only a share counts."""
+        found = []
+        for below in self._stages:
+            times = self._by_floors(block, envelope, below)
+            by_floors = float(times.sum()) - (1 - first) * float(times[0])
+            found += [
+                self._number * by_floors / block.x2,
+                self._by_lines(block, envelope, below, first),
+            ]
+        return max(found)
+
+    def _by_floors(self, block: Block, envelope: Envelope, below: _Below) -> Floats:
+        """A lower bound on the iterations of a micro-batch in every phase."""
+        costs, size, n = below.costs, block.x1 / self._number, block.y1
+        fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s
+        times = self._any_iteration(block, envelope, below, n)
+        return np.maximum(times - fixed * np.exp(size * envelope.log_empty[:n]), 0.0)
+
+    def _by_lines(
+        self, block: Block, envelope: Envelope, below: _Below, first: float = 1.0
+    ) -> float:
+        """A lower bound on the time of a decode phase per query of a micro-batch, tight for wide blocks.
+
+        Of its first iteration only a share `first` counts.
+        """
+        s1, s2, n1 = block.x1 / self._number, block.x2 / self._number, block.y1
+        law, costs = self.model.law, below.costs
+        empty = np.exp(s1 * envelope.log_empty)
+        counts = np.ones(len(empty))
+        counts[0] = first
+        total = costs.decode_fixed_s * float(((1 - empty) * counts)[:n1].sum()) / s2
+        curves = (costs.per_query, costs.per_context)
+        sums = (
+            law.decode_mean - (1 - first) * envelope.first_queries,
+            law.context_mean - (1 - first) * envelope.first_context,
+        )
+        laws = _laws(envelope, len(envelope.queries))
+        for curve, lines, work, (mean, _, high) in zip(
+            curves, below.lines, sums, laws, strict=True
+        ):
+            under = float(hinge(-s1 * mean, np.sqrt(s2 * high)).sum()) / s1
+            above = float(np.sqrt(high).sum()) * _BEYOND_3_SDS / np.sqrt(s1)
+            intercepts, slopes = lines
+            outside = np.maximum(curve.slope - slopes, 0.0) * under
+            outside = outside + np.maximum(slopes - curve.last_slope, 0.0) * above
+            each = (intercepts[:, None] - curve.at_zero * empty) * counts  # lines by iterations
+            fixed = np.maximum(each[:, :n1], 0.0).sum(axis=1) / s2
+            fixed = fixed + np.minimum(each, 0.0).sum(axis=1) / s1
+            total += float((fixed + slopes * work - outside).max())
+        return total
+
+    def _latency(self, block: Block, envelope: Envelope) -> float:
+        """A lower bound on the mean latency of an answer of the bound's length."""
+        b1, b2, n2 = block.x1, block.x2, block.y2
+        pipeline, d = self.model.pipeline, self.promise.length - 1
+        own_s = float(self._own_encode_s[b1 : b2 + 1].min())
+        if d == 0:
+            return own_s
+        turns = -(-d // n2) - 1
+        reach = min(d, n2)
+        pass_s = self._own_iteration(block, envelope, self._whole, reach)
+        if pipeline.num_stages == 1 and self._number == 1:
+            alone_s = round_s = pass_s
+        else:
+            alone_s = np.max(
+                [self._own_iteration(block, envelope, each, reach) for each in self._stages],
+                axis=0,
+            )
+            others_s = np.max(
+                [self._any_iteration(block, envelope, each, reach) for each in self._stages],
+                axis=0,
+            )
+            round_s = np.maximum(alone_s + (self._number - 1) * others_s, pass_s)
+        last_s = float(pass_s.min())
+        turn_s, spread_s = (
+            float(values[b1 : b2 + 1].min()) for values in (self._turn_s, self._spread_s)
+        )
+        most_turns = -(-d // block.y1) - 1
+        if not pipeline.is_filled:
+            counted = max(0, d - 1 - most_turns)
+            return own_s + turns * turn_s + counted * _average(round_s) + last_s
+        if block.y1 == n2:
+            rounds_s = np.resize(round_s, d)
+            first = np.arange(n2, d - 1, n2)  # the rounds after another encode
+            total_s = float(rounds_s[:-1].sum())
+            less_s = float((rounds_s[first] - np.resize(alone_s, d)[first]).sum())
+        else:
+            total_s = (d - 1) * _average(round_s)
+            less_s = total_s - max(0, d - 1 - most_turns) * _average(round_s[1:])
+        # As for throughput: a turn and its first round are either M t_e + round or w_e + (M - 1) t_e + t.
+        return own_s + max(turns * turn_s + total_s, turns * spread_s + total_s - less_s) + last_s
+
+    def _sd_s(self, block: Block) -> float:
+        """A lower bound on the deviation of that latency: what is encoded with the answer differs in length."""
+        if self.promise.length == 1 or self._falls:
+            return 0.0
+        encodes = -(-(self.promise.length - 1) // block.y2)
+        return float(np.sqrt(encodes * self._least_vars[block.x1 : block.x2 + 1].min()))
+
+    def _encode_vars(self) -> Floats:
+        """By B_E, the least variance that the prompts of one encode give a latency."""
+        model, number = self.model, self._number
+        sizes = np.arange(model.max_batch + 1) / number
+        pmf = model.law.workload.output.pmf
+        lengths = model.law.workload.input_square - model.law.workload.input_mean**2
+        each = float(pmf @ np.maximum(lengths, 0.0))
+
+        def slopes(costs: StepCosts) -> Floats:
+            token_s = model.encodes.slopes(costs, np.maximum(sizes, 1.0)).token_s
+            return np.maximum(token_s, 0.0)
+
+        by_slowest = np.min([slopes(below.costs) for below in self._stages], axis=0)
+        others = np.maximum(np.arange(model.max_batch + 1) - 1.0, 0.0)
+        least = others * by_slowest**2
+        if model.pipeline.num_stages > 1:
+            own = np.maximum(sizes - 1.0, 0.0) * slopes(self._whole.costs) ** 2
+            least = np.minimum(least, own)
+        return each * least
+
+    def _own_iteration(self, block: Block, envelope: Envelope, below: _Below, n: int) -> Floats:
+        """A lower bound on iterations of the micro-batch that holds the answer."""
+        s1, s2 = block.x1 / self._number, block.x2 / self._number
+        queries, context = _laws(envelope, n)
+        (queries_below, context_below), (mean, low, high) = below.floors, queries
+        least = np.maximum(s1 * context[1] - self._largest_own_var, 0.0)
+        return np.asarray(
+            below.costs.decode_fixed_s
+            + queries_below.mean_at_least(
+                s1 * mean, np.sqrt(np.maximum(s1 * low - 0.25, 0.0)), np.sqrt(s2 * high)
+            )
+            + context_below.mean_at_least(
+                s1 * context[0] - self._context_shortfall,
+                np.sqrt(least),
+                np.sqrt(s2 * context[2] + self._own_var),
+            )
+        )
+
+    def _any_iteration(self, block: Block, envelope: Envelope, below: _Below, n: int) -> Floats:
+        """A lower bound on iterations of any micro-batch that is not empty."""
+        s1, s2 = block.x1 / self._number, block.x2 / self._number
+        times = np.full(n, below.costs.decode_fixed_s)
+        for curve, (mean, low, high) in zip(below.floors, _laws(envelope, n), strict=True):
+            times = times + curve.mean_at_least(s1 * mean, np.sqrt(s1 * low), np.sqrt(s2 * high))
+        return times
+
+
+def _average(times: Floats) -> float:
+    """What any terms of a sequence that does not rise, begun anew after as many or fewer, average at least."""
+    return float(np.minimum.accumulate(times).mean()) if times.size else 0.0
+
+
+def _laws(envelope: Envelope, n: int) -> tuple[tuple[Floats, Floats, Floats], ...]:
+    """(mean, least variance, largest) of queries and of context, over the first n iterations."""
+    return (
+        (
+            envelope.queries[:n],
+            envelope.queries_var_min[:n],
+            envelope.queries_var_max[:n],
+        ),
+        (
+            envelope.context[:n],
+            envelope.context_var_min[:n],
+            envelope.context_var_max[:n],
+        ),
+    )

@@ -1,0 +1,97 @@
+"""The shapes that a schedule may have on some devices: units, their layout, micro-batches, and the KV that fits.
+
+A shape is what cannot change without loading weights anew, but for its micro-batches. What a stage holds decides its
+memory: its layers, the embedding on the first, the head on the last. KV fits as far as it does on the stage that has
+least room for it; a packed token's activations take room there like `activation_tokens` KV tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exegpt_planner.layout import Layout, Typical, layouts
+from exegpt_planner.memory import MemoryBudget
+from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.profile_table import ProfileTable
+
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+PER_STAGE = 2  # micro-batches to a stage at most: beyond, every one is smaller and none waits less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The KV that a layout holds."""
+
+    kv_tokens: int
+    activation_tokens: float  # KV tokens that would fit where one packed token's activations are
+    stage: int  # the one that has least room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One unit of `units`, all alike."""
+
+    units: int
+    layout: Layout
+    micro_batches: int
+    room: Room
+
+
+def shapes(
+    table: ProfileTable,
+    model: ModelSpec,
+    budget: MemoryBudget,
+    typical: Typical,
+    devices: int,
+) -> Iterator[Shape]:
+    """Every shape on `devices` whose weights fit, larger units first."""
+    for units in range(1, devices + 1):
+        if devices % units:
+            continue
+        for layout in layouts(table, typical, devices // units, units):
+            room = room_of(layout, model, table.key.dtype, budget)
+            if room is None:
+                continue
+            for number in micro_batches(len(layout.stages)):
+                yield Shape(units=units, layout=layout, micro_batches=number, room=room)
+
+
+def micro_batches(num_stages: int) -> list[int]:
+    """Those that are planned for a pipeline of so many stages."""
+    if num_stages == 1:
+        return [1]
+    some = {each for each in MICRO_BATCHES if each <= PER_STAGE * num_stages}
+    return sorted(some | {num_stages})
+
+
+def room_of(layout: Layout, model: ModelSpec, dtype: str, budget: MemoryBudget) -> Room | None:
+    """The KV that fits beside a layout's weights; None if they do not."""
+    each_kv = model.kv_bytes_per_token_layer(dtype)
+    activation = _activation_bytes(model, dtype)
+    last = len(layout.stages) - 1
+    tokens: list[float] = []
+    activations = []
+    for index, stage in enumerate(layout.stages):
+        weights = stage.layers * model.layer_weight_bytes(dtype)
+        weights += stage.encoder_layers * model.encoder_layer_weight_bytes(dtype)
+        if index == last == 0:
+            weights += model.outside_weight_bytes(dtype)
+        elif index == 0:
+            weights += model.embedding_weight_bytes(dtype)
+        elif index == last:
+            weights += model.head_weight_bytes(dtype)
+        free = budget.device_bytes - budget.reserve_bytes - weights / stage.degree
+        kv = stage.layers * each_kv / stage.degree
+        tokens.append(free / kv)
+        activations.append(activation / kv)
+    least = min(tokens)
+    if least < 1:
+        return None
+    return Room(kv_tokens=int(least), activation_tokens=max(activations), stage=tokens.index(least))
+
+
+def _activation_bytes(model: ModelSpec, dtype: str) -> int:
+    """Of one packed token while a layer computes, on one device: its rows in, between and out."""
+    numbers = 4 * model.hidden + 2 * model.ffn + 3 * model.num_heads * model.head_dim
+    return numbers * model.layer_weight_bytes(dtype) // model.layer_parameters
