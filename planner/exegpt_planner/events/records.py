@@ -7,6 +7,7 @@ begins.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -64,7 +65,7 @@ class Run:
 
     instances: tuple[str, ...]  # names
     ended: tuple[Query, ...]  # all that ended, the warm-up's included
-    steps: tuple[Step, ...]  # after the warm-up, as many as were to be kept
+    steps: tuple[Step, ...]  # from the end of the warm-up on, as many as were to be kept
     cycles_s: Floats  # when cycles began on the first stage, from the end of the warm-up on
     pool_mean: float  # queries in decode on one instance, over its iterations after the warm-up
     pool_sd: float
@@ -110,17 +111,20 @@ class Recorder:
         self._until, self._instances = until, tuple(instances)
         self._ended: list[Query] = []
         self._is_warm = False
-        self._forget()
-
-    def _forget(self) -> None:
+        self._steps: deque[Step] = deque(maxlen=until.steps)  # in the warm-up the newest
         self._cycles_s: list[float] = []
-        self._steps: list[Step] = []
+        self._iterations = self._pool_sum = self._pool_squares = 0
+
+    def _forget(self, now_s: float) -> None:
+        """All but the steps that are still under way."""
+        self._steps = deque(each for each in self._steps if each.end_s > now_s)
+        self._cycles_s = []
         self._iterations = self._pool_sum = self._pool_squares = 0
 
     def begin_cycle(self, now_s: float) -> bool:
         """Whether another cycle is to be simulated, which would begin now."""
         if not self._is_warm and len(self._ended) >= self._until.warm_up:
-            self._forget()
+            self._forget(now_s)
             self._is_warm = True
         self._cycles_s.append(now_s)
         return len(self._cycles_s) < 2 or not self._has_all
@@ -131,7 +135,7 @@ class Recorder:
 
     def step(self, step: Step) -> None:
         """A step was begun."""
-        if len(self._steps) < self._until.steps:
+        if not self._is_warm or len(self._steps) < self._until.steps:
             self._steps.append(step)
 
     def iteration(self, pool: int) -> None:
