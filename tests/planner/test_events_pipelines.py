@@ -1,0 +1,117 @@
+"""Pipelines of constant stage times: the paper's Figure 4, and closed forms of the RRA cycle, to the last digit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exegpt_planner.events.queries import deal
+from exegpt_planner.events.records import Until
+from exegpt_planner.events.stages import ConstantStages
+from exegpt_planner.events.waa import Machines, run_waa
+from exegpt_planner.profile_table import HandOverCurves
+from exegpt_planner.schedule import WaaSchedule
+from planner.builders import line
+from planner.pipelines import cycles_s, equal, even, played
+
+FREE = HandOverCurves(
+    sent=line(0.0, 0.0, 100), joined=line(0.0, 0.0, 100), exposed=line(0.0, 0.0, 100)
+)
+
+
+@pytest.mark.parametrize(("micro_batches", "stage_times"), [(1, 7.0), (3, 3 + 2 / 3)])
+def test_two_tokens_on_one_encode_and_three_decode_stages(
+    micro_batches: int, stage_times: float
+) -> None:
+    """Figure 4: a micro-batch of a third of the queries takes a third of a stage's time."""
+    schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=6, pool=6)
+    machines = Machines(
+        encoder=even(1, 1.0, 0.0), decoder=even(3, 0.0, 1 / micro_batches), hand_over=FREE
+    )
+    until = Until(queries=6, warm_up=0)
+    run = run_waa(schedule, machines, equal(outputs=3), until, micro_batches=micro_batches)
+    assert max(each.finish_s for each in run.ended[:6]) == pytest.approx(stage_times, rel=1e-12)
+
+
+GRID = [
+    (p, m, n, e, d)
+    for p, m, n in itertools.product((1, 2, 3, 5), (1, 2, 3, 4, 7), (1, 2, 5))
+    for e, d in ((1.0, 1.0), (2.0, 1.0), (7.0, 2.0))
+]
+
+
+def test_the_cycle_of_rra_is_the_papers_timeline() -> None:
+    """Encodes at least as long as decodes: derived in docs/theory.md."""
+    for p, m, n, e, d in GRID:
+        run = played(even(p, e, d), micro_batches=m, interval=n, cycles=4, warm_up=5)
+        if m >= p:
+            cycle_s = m * e + n * m * d + max(0.0, (p - 1) * e - (m - 1) * d)
+        else:
+            cycle_s = (m + p - 1) * e + (n - 1) * p * d + d
+        assert cycles_s(run) == pytest.approx(cycle_s, rel=1e-12), (p, m, n, e, d)
+
+
+def test_one_formula_holds_whichever_steps_are_longer() -> None:
+    """max(M (e + d), (M + P - 2) max(e, d) + e + d) + (N - 1) max(M, P) d."""
+    shorter = [(p, m, n, d, e) for p, m, n, e, d in GRID]
+    for p, m, n, e, d in GRID + shorter:
+        run = played(even(p, e, d), micro_batches=m, interval=n, cycles=4, warm_up=5)
+        turn_s = (m + p - 2) * max(e, d) + e + d
+        cycle_s = max(m * (e + d), turn_s) + (n - 1) * max(m, p) * d
+        assert cycles_s(run).mean() == pytest.approx(cycle_s, rel=1e-12), (p, m, n, e, d)
+
+
+times_s = st.integers(1, 20).map(lambda tenths: tenths / 10)
+
+
+@given(
+    stages=st.lists(st.tuples(times_s, times_s), min_size=1, max_size=5),
+    micro_batches=st.integers(1, 6),
+    interval=st.integers(1, 6),
+)
+def test_no_stage_does_two_things_at_once_and_no_micro_batch_is_in_two_places(
+    stages: list[tuple[float, float]], micro_batches: int, interval: int
+) -> None:
+    encode_s, decode_s = zip(*stages, strict=True)
+    pipeline = ConstantStages(encode_s=encode_s, decode_s=decode_s)
+    run = played(pipeline, micro_batches=micro_batches, interval=interval, cycles=3, warm_up=0)
+    for stage in range(len(stages)):
+        spans = np.array([step.spans[stage] for step in run.steps])
+        assert (spans[1:, 0] >= spans[:-1, 1] - 1e-9).all()
+    for index in range(micro_batches):
+        decodes = [s for s in run.steps if s.micro_batch == index and s.kind == "decode"]
+        for before, after in itertools.pairwise(decodes):
+            assert after.start_s >= before.end_s - 1e-9
+    for step in run.steps:
+        for (_, left), (entered, _) in itertools.pairwise(step.spans):
+            assert entered >= left
+
+
+@given(
+    stages=st.lists(st.tuples(times_s, times_s), min_size=1, max_size=5),
+    micro_batches=st.integers(1, 6),
+    interval=st.integers(1, 8),
+)
+def test_no_cycle_is_shorter_than_its_busiest_stage_or_its_longest_way(
+    stages: list[tuple[float, float]], micro_batches: int, interval: int
+) -> None:
+    e, d = (np.array(times) for times in zip(*stages, strict=True))
+    pipeline = ConstantStages(encode_s=e.tolist(), decode_s=d.tolist())
+    run = played(pipeline, micro_batches=micro_batches, interval=interval, cycles=8, warm_up=0)
+    way_s = e.sum() + (micro_batches - 1) * e.max() + d[0] + (interval - 1) * d.sum()
+    assert (cycles_s(run) >= way_s - 1e-9).all()
+    busy_s = micro_batches * (e + interval * d)  # a cycle
+    cycles = len(run.cycles_s) - 1
+    lag_s = micro_batches * d  # of a stage, when the first one begins another cycle
+    assert (run.end_s >= cycles * busy_s - lag_s - 1e-9).all()
+
+
+def test_queries_are_dealt_evenly_and_none_is_lost() -> None:
+    queries = equal(outputs=2).take(11)
+    parts = deal(queries, 4)
+    assert sorted(len(part) for part in parts) == [2, 3, 3, 3]
+    assert [query for part in parts for query in part] == queries
