@@ -13,8 +13,10 @@ from exegpt_cli.plan import planned
 from exegpt_cli.simulate_options import SimulateOptions
 from exegpt_cli.summary import knobs
 from exegpt_planner.errors import InvalidSpec
-from exegpt_planner.events import Backlog, Run, Until, run
+from exegpt_planner.events import run
 from exegpt_planner.events.drawing import svg
+from exegpt_planner.events.queries import Backlog
+from exegpt_planner.events.records import Run, Until
 from exegpt_planner.events.timeline import perfetto, timeline
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable

@@ -16,7 +16,7 @@ from exegpt_planner.events.waa import Machines, run_waa
 from exegpt_planner.profile_table import HandOverCurves
 from exegpt_planner.schedule import WaaSchedule
 from planner.builders import line
-from planner.pipelines import cycles_s, equal, even, played
+from planner.pipelines import Uneven, cycles_s, equal, even, played
 
 FREE = HandOverCurves(
     sent=line(0.0, 0.0, 100), joined=line(0.0, 0.0, 100), exposed=line(0.0, 0.0, 100)
@@ -35,6 +35,18 @@ def test_two_tokens_on_one_encode_and_three_decode_stages(
     until = Until(queries=6, warm_up=0)
     run = run_waa(schedule, machines, equal(outputs=3), until, micro_batches=micro_batches)
     assert max(each.finish_s for each in run.ended[:6]) == pytest.approx(stage_times, rel=1e-12)
+
+
+def test_the_last_token_of_a_batch_in_waa() -> None:
+    """P_E e + s max(P_D, M) d + (min(M, P_D) - 1) d."""
+    for p_e, p_d, m, s in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 3, 5), (1, 4)):
+        e, d = 0.7, 0.2
+        schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=m, pool=m)
+        machines = Machines(encoder=even(p_e, e, 0.0), decoder=even(p_d, 0.0, d), hand_over=FREE)
+        until = Until(queries=m, warm_up=0)
+        run = run_waa(schedule, machines, equal(outputs=s + 1), until, micro_batches=m)
+        last_s = p_e * e + s * max(p_d, m) * d + (min(m, p_d) - 1) * d
+        assert max(each.finish_s for each in run.ended[:m]) == pytest.approx(last_s, rel=1e-12)
 
 
 GRID = [
@@ -108,6 +120,32 @@ def test_no_cycle_is_shorter_than_its_busiest_stage_or_its_longest_way(
     cycles = len(run.cycles_s) - 1
     lag_s = micro_batches * d  # of a stage, when the first one begins another cycle
     assert (run.end_s >= cycles * busy_s - lag_s - 1e-9).all()
+
+
+def test_uneven_stages_take_what_their_largest_and_total_times_say_or_a_little_less() -> None:
+    """Times that stray by 20 % from stage to stage; encodes that take twice to thirty times a decode."""
+    rng = np.random.default_rng(11)
+    cycles_off, latencies_off = [], []
+    for _ in range(60):
+        num_stages, m, n = (int(rng.integers(1, most)) for most in (7, 9, 12))
+        ratio = float(np.exp(rng.uniform(np.log(2), np.log(30))))
+        e, d = (scale * rng.uniform(0.8, 1.2, num_stages) for scale in (ratio, 1.0))
+        iterations = int(rng.integers(n, 3 * n + 1))
+        run = played(
+            ConstantStages(encode_s=e.tolist(), decode_s=d.tolist()),
+            micro_batches=m,
+            interval=n,
+            cycles=6,
+            iterations=iterations,
+        )
+        foretold = Uneven(e, d, m, n)
+        latency_s = np.mean([each.latency_s for each in run.queries])
+        cycles_off.append(foretold.cycle_s / run.cycle_s - 1)
+        latencies_off.append(foretold.latency_s(iterations) / latency_s - 1)
+    for off in (cycles_off, latencies_off):
+        assert min(off) > -0.02
+        assert max(off) < 0.06
+        assert np.mean(np.square(off)) < 0.015**2
 
 
 def test_queries_are_dealt_evenly_and_none_is_lost() -> None:

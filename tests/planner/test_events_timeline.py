@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
-from exegpt_planner.events import Machines, run_cra, run_waa
+from exegpt_planner.events.cra import run_cra
 from exegpt_planner.events.drawing import svg
 from exegpt_planner.events.queries import Backlog, Pool, Query, decode_shape, encode_shape
 from exegpt_planner.events.records import Run, Until
 from exegpt_planner.events.stages import EvenStages, TableStages
 from exegpt_planner.events.timeline import STEPS_SHOWN, perfetto, timeline
+from exegpt_planner.events.waa import Machines, run_waa
 from exegpt_planner.profile_table import EncoderCurves, ParallelCurves, ProfileTable
 from exegpt_planner.schedule import CraSchedule, WaaSchedule
 from planner.builders import line, summarization_like, table
