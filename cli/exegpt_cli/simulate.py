@@ -119,7 +119,7 @@ def drawn(seen: Run, plan: Plan, path: Path) -> str:
     shown = timeline(seen)
     if path.suffix == ".json":
         return perfetto(shown)
-    return svg(shown, f"{knobs(plan.schedule)}: {shown.cycles} cycles")
+    return svg(shown, knobs(plan.schedule))
 
 
 def _check_timeline(path: Path) -> None:

@@ -25,7 +25,7 @@ class SimulateOptions:
         Path | None,
         typer.Option(
             metavar="OUT",
-            help="Write what each stage does in the first cycles: a drawing (.svg) or a trace for ui.perfetto.dev "
+            help="Write what each stage does just after the warm-up: a drawing (.svg) or a trace for ui.perfetto.dev "
             "(.json).",
         ),
     ] = None

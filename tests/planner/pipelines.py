@@ -44,7 +44,7 @@ def played(
 
 
 def cycles_s(run: Run) -> Floats:
-    return np.diff(run.cycles_s)
+    return np.diff(run.rounds_s)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Uneven:
     interval: int
 
     @property
-    def round_s(self) -> float:
+    def all_s(self) -> float:
         """One iteration of all micro-batches."""
         return max(float(self.d.sum()), self.micro_batches * float(self.d.max()))
 
@@ -67,7 +67,7 @@ class Uneven:
         busiest_s = float((m * (e + n * d)).max())
         turn_s = float((np.cumsum(d) + _from_here(e)).max())
         spread_s = (m - 1) * max(float(e.max()), float(d.max()))
-        return max(busiest_s, turn_s + spread_s + (n - 1) * self.round_s)
+        return max(busiest_s, turn_s + spread_s + (n - 1) * self.all_s)
 
     def latency_s(self, iterations: int) -> float:
         """Mean over the micro-batches."""
@@ -80,9 +80,9 @@ class Uneven:
         if is_bound and slowest > 0:
             kept_s = m * d.max() - d[slowest + 1 :].sum() - d[0]
             behind[slowest] = max(behind[slowest], kept_s)
-        way_s = float((behind + _from_here(e)).max()) + (m - 1) * float(e.max()) + self.round_s
+        way_s = float((behind + _from_here(e)).max()) + (m - 1) * float(e.max()) + self.all_s
         busiest_s = m * float((e + d).max()) - float(d.max()) + float(d.sum())
-        last_s = max(busiest_s, way_s) + (left - 1) * self.round_s  # of the last micro-batch
+        last_s = max(busiest_s, way_s) + (left - 1) * self.all_s  # of the last micro-batch
         apart_s = float(d.max()) if is_bound else min(max(e.max(), d.max()), d.sum() / m)
         spread_s = (m - 1) * (float(e[0]) + apart_s) / 2
         return (cycles - 1) * self.cycle_s + last_s - spread_s

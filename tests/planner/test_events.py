@@ -235,8 +235,8 @@ def test_micro_batches_on_one_stage_change_what_a_step_holds_but_not_who_is_serv
     schedule, until = RraSchedule(encode_batch=6, encode_interval=7), Until(queries=400, warm_up=0)
     whole = run_rra(schedule, PER_QUERY, backlog, until)
     split = run_rra(schedule, PER_QUERY, again, until, micro_batches=micro_batches)
-    num = min(len(whole.cycles_s), len(split.cycles_s))
-    assert split.cycles_s[:num] == pytest.approx(whole.cycles_s[:num])
+    num = min(len(whole.rounds_s), len(split.rounds_s))
+    assert split.rounds_s[:num] == pytest.approx(whole.rounds_s[:num])
 
 
 def test_run_time_adjustment_is_played_and_keeps_the_mean_batch() -> None:

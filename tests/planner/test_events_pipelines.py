@@ -117,7 +117,7 @@ def test_no_cycle_is_shorter_than_its_busiest_stage_or_its_longest_way(
     way_s = e.sum() + (micro_batches - 1) * e.max() + d[0] + (interval - 1) * d.sum()
     assert (cycles_s(run) >= way_s - 1e-9).all()
     busy_s = micro_batches * (e + interval * d)  # a cycle
-    cycles = len(run.cycles_s) - 1
+    cycles = len(run.rounds_s) - 1
     lag_s = micro_batches * d  # of a stage, when the first one begins another cycle
     assert (run.end_s >= cycles * busy_s - lag_s - 1e-9).all()
 
@@ -140,7 +140,7 @@ def test_uneven_stages_take_what_their_largest_and_total_times_say_or_a_little_l
         )
         foretold = Uneven(e, d, m, n)
         latency_s = np.mean([each.latency_s for each in run.queries])
-        cycles_off.append(foretold.cycle_s / run.cycle_s - 1)
+        cycles_off.append(foretold.cycle_s / run.round_s - 1)
         latencies_off.append(foretold.latency_s(iterations) / latency_s - 1)
     for off in (cycles_off, latencies_off):
         assert min(off) > -0.02

@@ -121,12 +121,12 @@ def test_the_trace_has_what_its_viewers_require(name: str) -> None:
     assert {(e["pid"], e["tid"]) for e in work} <= set(named)
 
 
-def test_by_default_as_many_cycles_are_shown_as_can_be_told_apart() -> None:
+def test_by_default_as_many_rounds_are_shown_as_can_be_told_apart() -> None:
     shown = timeline(RUN)
-    steps = 4 * 6  # of a cycle
-    under_way = 1  # cycle, for what the warm-up left on the stages
-    assert shown.cycles == STEPS_SHOWN // steps - under_way
-    assert timeline(RUN, 1000).cycles == len(RUN.cycles_s) - 1
+    steps = 4 * 6  # of a round
+    under_way = 1  # round, for what the warm-up left on the stages
+    assert shown.rounds == STEPS_SHOWN // steps - under_way
+    assert timeline(RUN, 1000).rounds == len(RUN.rounds_s) - 1
 
 
 def queries(num: int) -> list[Query]:

@@ -68,7 +68,7 @@ def _run(rule: Rule, stages: Stages, backlog: Backlog, until: Until, micro_batch
     parts = [
         _Part(index, rule, b - a, line, recorder) for index, (a, b) in enumerate(pairwise(edges))
     ]
-    while recorder.begin_cycle(max(line.free_s, parts[0].ready_s)):
+    while recorder.begin_round(max(line.free_s, parts[0].ready_s)):
         for part in parts:
             recorder.iteration(sum(each.pool.num for each in parts))
             part.step(backlog.take)

@@ -1,6 +1,6 @@
 """A timeline as one SVG file that needs nothing else: a row a stage, a box an interval, what it is under the pointer.
 
-Boxes carry their micro-batch's number where it fits. Colours are the reader's: light or dark as the viewer is.
+Where there are several micro-batches boxes carry their numbers, if they fit. Colours are light or dark as the viewer's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from exegpt_planner.events.timeline import Interval, Timeline
 
-WIDTH, LEFT, RIGHT = 1200, 120, 20
+WIDTH, LEFT, RIGHT = 1200, 140, 20
 ROW, GAP, TOP, BOTTOM = 26, 6, 74, 44
 LABEL_WIDTH = 14  # a box's, to carry a number
 TICKS = 10  # at most
@@ -27,10 +27,12 @@ text { fill: #1f2328; }
 .mixed { fill: #8250df; }
 .idle { fill: #eaeef2; }
 .odd { fill-opacity: 0.78; }
+rect { stroke: #ffffff; stroke-width: 0.5; }
 @media (prefers-color-scheme: dark) {
   svg { background: #0d1117; }
   text { fill: #e6edf3; }
   .idle { fill: #21262d; }
+  rect { stroke: #0d1117; }
 }
 """
 KINDS = {
@@ -60,9 +62,13 @@ def svg(shown: Timeline, title: str) -> str:
         middle = TOP + index * (ROW + GAP) + ROW / 2 + 4
         _text(root, 8, middle, f"{shown.instances[instance]}, stage {stage + 1}")
     boxes = SubElement(root, "g")
+    is_numbered = any(each.micro_batch for each in shown.intervals)
     for each in shown.intervals:
-        row = rows.index((each.instance, each.stage))
-        _box(boxes, each, TOP + row * (ROW + GAP), scale)
+        y = TOP + rows.index((each.instance, each.stage)) * (ROW + GAP)
+        width = _box(boxes, each, y, scale)
+        if is_numbered and each.micro_batch is not None and width >= LABEL_WIDTH:
+            x = LEFT + each.start_s * scale + width / 2
+            _text(boxes, x, y + ROW / 2 + 4, str(each.micro_batch + 1), "number")
     _axis(root, shown.duration_s, scale, height - BOTTOM)
     indent(root)
     return tostring(root, encoding="unicode") + "\n"
@@ -83,14 +89,14 @@ def _legend(root: Element, kinds: list[str]) -> None:
         x += 40 + 7 * len(KINDS[kind])
 
 
-def _box(parent: Element, each: Interval, y: float, scale: float) -> None:
+def _box(parent: Element, each: Interval, y: float, scale: float) -> float:
+    """Draws an interval; its width."""
     x, width = LEFT + each.start_s * scale, (each.end_s - each.start_s) * scale
     shade = " odd" if each.micro_batch is not None and each.micro_batch % 2 else ""
     place = {"x": f"{x:.2f}", "y": f"{y:.1f}", "width": f"{width:.2f}", "height": str(ROW)}
     box = SubElement(parent, "rect", place | {"class": each.kind + shade})
     SubElement(box, "title").text = _words(each)
-    if each.micro_batch is not None and width >= LABEL_WIDTH:
-        _text(parent, x + width / 2, y + ROW / 2 + 4, str(each.micro_batch + 1), "number")
+    return width
 
 
 def _words(each: Interval) -> str:

@@ -35,7 +35,7 @@ def run_static(
         MicroBatch(index, line, recorder.end if leaves else hold) for index in range(micro_batches)
     ]
     start_s = stages.dispatch_s
-    while recorder.begin_cycle(start_s):
+    while recorder.begin_round(start_s):
         batch = backlog.take(schedule.batch)
         longest = None if leaves else max(query.iterations for query in batch)
         for part, queries in zip(parts, deal(batch, micro_batches), strict=True):

@@ -1,8 +1,7 @@
 """What a simulated run leaves behind: its queries, its steps, and what was seen between warm-up and end.
 
-A cycle is what a policy repeats: in RRA an encode and its decode phase, in CRA and ORCA one step of every micro-batch,
-in WAA an encode, in static batching a batch. Runs begin empty; the warm-up ends, and the run itself, where a cycle
-begins.
+A round is what a policy repeats: in RRA a cycle, in CRA and ORCA one step of every micro-batch, in WAA an encode, in
+static batching a batch. Runs begin empty; the warm-up ends, and the run itself, where a round begins.
 """
 
 from __future__ import annotations
@@ -66,24 +65,24 @@ class Run:
     instances: tuple[str, ...]  # names
     ended: tuple[Query, ...]  # all that ended, the warm-up's included
     steps: tuple[Step, ...]  # from the end of the warm-up on, as many as were to be kept
-    cycles_s: Floats  # when cycles began on the first stage, from the end of the warm-up on
+    rounds_s: Floats  # when rounds began on the first stage, from the end of the warm-up on
     pool_mean: float  # queries in decode on one instance, over its iterations after the warm-up
     pool_sd: float
 
     @property
     def start_s(self) -> float:
         """The end of the warm-up."""
-        return float(self.cycles_s[0])
+        return float(self.rounds_s[0])
 
     @property
     def end_s(self) -> float:
         """The end of the run."""
-        return float(self.cycles_s[-1])
+        return float(self.rounds_s[-1])
 
     @property
-    def cycle_s(self) -> float:
-        """Mean time of a cycle."""
-        return (self.end_s - self.start_s) / (len(self.cycles_s) - 1)
+    def round_s(self) -> float:
+        """Mean time of a round."""
+        return (self.end_s - self.start_s) / (len(self.rounds_s) - 1)
 
     @property
     def queries(self) -> list[Query]:
@@ -112,22 +111,22 @@ class Recorder:
         self._ended: list[Query] = []
         self._is_warm = False
         self._steps: deque[Step] = deque(maxlen=until.steps)  # in the warm-up the newest
-        self._cycles_s: list[float] = []
+        self._rounds_s: list[float] = []
         self._iterations = self._pool_sum = self._pool_squares = 0
 
     def _forget(self, now_s: float) -> None:
         """All but the steps that are still under way."""
         self._steps = deque(each for each in self._steps if each.end_s > now_s)
-        self._cycles_s = []
+        self._rounds_s = []
         self._iterations = self._pool_sum = self._pool_squares = 0
 
-    def begin_cycle(self, now_s: float) -> bool:
-        """Whether another cycle is to be simulated, which would begin now."""
+    def begin_round(self, now_s: float) -> bool:
+        """Whether another round is to be simulated, which would begin now."""
         if not self._is_warm and len(self._ended) >= self._until.warm_up:
             self._forget(now_s)
             self._is_warm = True
-        self._cycles_s.append(now_s)
-        return len(self._cycles_s) < 2 or not self._has_all
+        self._rounds_s.append(now_s)
+        return len(self._rounds_s) < 2 or not self._has_all
 
     @property
     def _has_all(self) -> bool:
@@ -157,7 +156,7 @@ class Recorder:
             instances=self._instances,
             ended=tuple(self._ended),
             steps=tuple(self._steps),
-            cycles_s=np.array(self._cycles_s),
+            rounds_s=np.array(self._rounds_s),
             pool_mean=mean,
             pool_sd=max(0.0, self._pool_squares / iterations - mean**2) ** 0.5,
         )

@@ -28,7 +28,7 @@ def run_rra(
     recorder = Recorder(until)
     line = Pipeline(stages, recorder)
     parts = [MicroBatch(index, line, recorder.end) for index in range(micro_batches)]
-    while recorder.begin_cycle(line.free_s + stages.dispatch_s):
+    while recorder.begin_round(line.free_s + stages.dispatch_s):
         start_s = line.free_s + stages.dispatch_s
         found = sum(part.pool.num for part in parts)
         batch = backlog.take(encode_size(schedule, backlog, found))

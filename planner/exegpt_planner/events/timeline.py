@@ -1,4 +1,4 @@
-"""What each stage does when: intervals of a run's first cycles after the warm-up, and their Perfetto trace.
+"""What each stage does when: intervals of a run's first rounds after the warm-up, and their Perfetto trace.
 
 Every stage's time is covered: where it serves no micro-batch it is idle (a pipeline's bubble, or a wait for a message).
 A trace opens at https://ui.perfetto.dev and in chrome://tracing; there a process is an instance, a thread a stage, and
@@ -34,11 +34,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Some cycles of a run."""
+    """Some rounds of a run."""
 
     instances: tuple[str, ...]
     intervals: tuple[Interval, ...]  # by instance, stage and start
-    cycles: int
+    rounds: int
     duration_s: float
 
     @property
@@ -47,13 +47,13 @@ class Timeline:
         return sorted({(each.instance, each.stage) for each in self.intervals})
 
 
-def timeline(run: Run, cycles: int | None = None) -> Timeline:
-    """The first `cycles` after the warm-up; by default as many as hold STEPS_SHOWN steps, one at least."""
-    if cycles is None:
+def timeline(run: Run, rounds: int | None = None) -> Timeline:
+    """The first `rounds` after the warm-up; by default as many as hold STEPS_SHOWN steps, one at least."""
+    if rounds is None:
         last = run.steps[min(STEPS_SHOWN, len(run.steps)) - 1].start_s
-        cycles = max(1, int((run.cycles_s[1:] <= last).sum()))
-    cycles = min(cycles, len(run.cycles_s) - 1)
-    begin_s, end_s = float(run.cycles_s[0]), float(run.cycles_s[cycles])
+        rounds = max(1, int((run.rounds_s[1:] <= last).sum()))
+    rounds = min(rounds, len(run.rounds_s) - 1)
+    begin_s, end_s = float(run.rounds_s[0]), float(run.rounds_s[rounds])
     by_row: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     for step in run.steps:
         for stage, (start_s, stop_s) in enumerate(step.spans):
@@ -65,7 +65,7 @@ def timeline(run: Run, cycles: int | None = None) -> Timeline:
     return Timeline(
         instances=run.instances,
         intervals=tuple(each for row in filled for each in row),
-        cycles=cycles,
+        rounds=rounds,
         duration_s=end_s - begin_s,
     )
 

@@ -117,7 +117,7 @@ class _Waa:
             size = min(encode_size(self.schedule, self.backlog, 0), self.schedule.pool)
             if decoder.places < size:
                 return
-            self.is_over = not self.recorder.begin_cycle(self.now_s)
+            self.is_over = not self.recorder.begin_round(self.now_s)
             if self.is_over:
                 return
             decoder.places -= size
