@@ -173,13 +173,15 @@ def test_steps_are_the_work_of_the_queries_that_are_there(schedule: AnySchedule)
 
 def test_a_held_batch_is_computed_until_its_longest_answer_ends() -> None:
     seen = simulated(HELD, summarization_like(), 200, warm_up=0)
-    for begin in range(0, 200, HELD.batch):
+    for begin in range(0, 160, HELD.batch):
         batch = seen.ended[begin : begin + HELD.batch]
         (end_s,) = {each.finish_s for each in batch}
         (start_s,) = {each.encode_start_s for each in batch}
         steps = [step for step in seen.steps if start_s <= step.start_s < end_s]
         assert len(steps) == max(each.output for each in batch)
         assert {step.shape.decode_queries for step in steps[1:]} == {HELD.batch}
+        following = [step.start_s for step in seen.steps if step.start_s > end_s]
+        assert following[0] == pytest.approx(end_s + MACHINE.dispatch_s)
 
 
 def test_no_step_of_orca_takes_in_more_than_one_prompt_nor_one_of_cra_more_than_its_tokens() -> (

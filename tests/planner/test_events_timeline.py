@@ -14,10 +14,10 @@ from exegpt_planner.events.cra import run_cra
 from exegpt_planner.events.drawing import svg
 from exegpt_planner.events.queries import Backlog, Pool, Query, decode_shape, encode_shape
 from exegpt_planner.events.records import Run, Until
-from exegpt_planner.events.stages import EvenStages, TableStages
+from exegpt_planner.events.stages import EvenStages, TableStages, extended
 from exegpt_planner.events.timeline import STEPS_SHOWN, perfetto, timeline
 from exegpt_planner.events.waa import Machines, run_waa
-from exegpt_planner.profile_table import EncoderCurves, ParallelCurves, ProfileTable
+from exegpt_planner.profile_table import Curve, EncoderCurves, ParallelCurves, ProfileTable
 from exegpt_planner.schedule import CraSchedule, WaaSchedule
 from planner.builders import line, summarization_like, table
 from planner.pipelines import even, played
@@ -66,6 +66,22 @@ def test_every_stages_time_is_covered_once(name: str) -> None:
         assert own[-1].end_s == pytest.approx(shown.duration_s)
         for before, after in itertools.pairwise(own):
             assert after.start_s == pytest.approx(before.end_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_busy_time_is_that_of_the_steps_also_of_those_cut_by_the_window(name: str) -> None:
+    run = RUNS[name]
+    begin_s = float(run.rounds_s[0])
+    shown = timeline(run, 3)
+    for instance, stage in shown.rows:
+        spans = np.array([s.spans[stage] for s in run.steps if s.instance == instance])
+        within = np.clip(spans - begin_s, 0.0, shown.duration_s)
+        busy = [
+            each.end_s - each.start_s
+            for each in shown.intervals
+            if (each.instance, each.stage) == (instance, stage) and each.kind != "idle"
+        ]
+        assert sum(busy) == pytest.approx(np.diff(within).sum())
 
 
 def test_idle_time_is_the_bubble_of_the_formula() -> None:
@@ -154,6 +170,9 @@ def test_steps_beyond_the_profile_go_on_as_it_ended_and_are_counted() -> None:
     short_s = machine.step_s(encode_shape([Query(input=8000, output=2)]))
     assert TableStages(machine).stage_s(0, shape) > short_s + 4 * 8e-6 * 2000
     assert RUN.steps_beyond(machine) == 0
+    prolonged = extended(Curve(x=(0, 1, 3, 7), seconds=(1.0, 2.0, 2.5, 4.5)))
+    points = {0: 1.0, 0.5: 1.5, 1: 2.0, 2: 2.25, 3: 2.5, 5: 3.5, 7: 4.5, 11: 6.5}
+    assert {x: prolonged(x) for x in points} == points
 
 
 def test_stages_that_cannot_be_are_refused() -> None:
