@@ -14,6 +14,7 @@ import typer
 from exegpt_cli.bench.options import BenchOptions
 from exegpt_cli.options import File, OptionalFile, Output, ServeOptions, Strategy, unfolded
 from exegpt_cli.output import Format, fail
+from exegpt_cli.simulate_options import SimulateOptions
 from exegpt_cli.update_options import UpdateOptions
 from exegpt_planner.errors import ExeGPTError
 
@@ -72,6 +73,24 @@ def explain(file: File, strategy: Strategy = None) -> None:
     from exegpt_cli.plan import show_explanation
 
     show_explanation(file, strategy=strategy)
+
+
+@app.command()
+@unfolded
+def simulate(options: SimulateOptions, *, output: Output = Format.TEXT) -> None:
+    """Play the plan's schedule query by query: predicted beside simulated, and a timeline of what each stage does.
+
+    The simulation shares no formula with the planner, only the profile.
+
+        exegpt simulate -f examples/laptop.yaml
+
+        exegpt simulate -f examples/laptop.yaml --strategy RRA --timeline rra.svg
+
+        exegpt simulate -f examples/laptop.yaml --queries 100000 -o json
+    """
+    from exegpt_cli.simulate import run_simulate
+
+    run_simulate(options, output=output)
 
 
 @app.command()

@@ -9,8 +9,8 @@ through all. With N_D in a block and B_E queries encoded a cycle, e s of encode 
     1 / X   >= e + A U / B_E + B E[D] + C E[c],                     U: rounds of a cycle in which anybody decodes
 
 The first two bound B_E, the last falls in B_E. U is at least that of queries that came with the last encode alone, and
-N_D times the chance that one is there when the pool is smallest. On more stages than one the last iteration of an
-answer is a pass only, and with fewer micro-batches than stages that of every phase overlaps with an encode
+N_D times the chance that one is there when the pool is smallest. On more stages than one the first iteration of an
+answer closes a gap, and with fewer micro-batches than stages that of every phase overlaps with an encode
 (simulator/rra.py): these are not counted.
 """
 
@@ -75,11 +75,11 @@ class Cycles:
             """A query's values summed over an answer's rounds, for each kind of pipeline."""
             sums = np.append(0.0, np.cumsum(values))
             at_ends = (encodes - 1) * np.array([values[each - 1 :: each].sum() for each in n])
-            shorter = max(d - 1, 0)
-            turns = np.maximum(1, -(-shorter // n)) - 1
-            filled = turns * sums[-1] + _folded(sums, n, shorter - turns * n)
+            first = np.array([values[::each].sum() for each in n])
             whole = (encodes - 1) * sums[-1] + _folded(sums, n, d - (encodes - 1) * n)
-            return np.array([least(each) for each in (whole, filled, filled - at_ends)])
+            filled = np.maximum(whole - first, 0.0)
+            unfilled = np.maximum(filled - at_ends, 0.0)
+            return np.array([least(each) for each in (whole, filled, unfilled)])
 
         rounds = (np.full(longest, d), np.full(longest, max(d - 1, 0)), np.maximum(d - encodes, 0))
         self.phases = Phases(

@@ -99,11 +99,9 @@ class RraBounds:
         length = promise.length
         own_encode = model.encodes.own(length)
         excess = own_encode.pass_s - pass_s
-        first_s = pass_s
         if pipeline.is_filled:
             excess = own_encode.slowest_s - slowest_s
-            first_s = np.maximum(pass_s, (self._number + 1) / 2 * slowest_s)
-        self._own_encode_s = np.append(np.inf, first_s + excess)
+        self._own_encode_s = np.append(np.inf, pass_s + excess)
         mean, self._own_var = model.encodes.own_input(length)
         d = length - 1
         self._context_shortfall = float(max(0.0, np.max(own[:d] - mean - t[:d], initial=0.0)))
@@ -271,24 +269,31 @@ class RraBounds:
                 axis=0,
             )
             round_s = np.maximum(alone_s + (self._number - 1) * others_s, pass_s)
-        last_s = float(pass_s.min())
         turn_s, spread_s = (
             float(values[b1 : b2 + 1].min()) for values in (self._turn_s, self._spread_s)
         )
+        if pipeline.num_stages == 1 and self._number == 1:
+            total_s = d * _average(round_s)
+            if block.y1 == n2:
+                total_s = float(np.resize(round_s, d).sum())
+            return own_s + turns * turn_s + total_s
+        # The answer's own encode and its first round last w_e + t at least, as micro-batches close up.
+        first_s = float(alone_s.min()) if block.y1 < n2 else float(alone_s[0])
         most_turns = -(-d // block.y1) - 1
         if not pipeline.is_filled:
             counted = max(0, d - 1 - most_turns)
-            return own_s + turns * turn_s + counted * _average(round_s) + last_s
+            return own_s + turns * turn_s + first_s + counted * _average(round_s[1:])
         if block.y1 == n2:
             rounds_s = np.resize(round_s, d)
-            first = np.arange(n2, d - 1, n2)  # the rounds after another encode
-            total_s = float(rounds_s[:-1].sum())
-            less_s = float((rounds_s[first] - np.resize(alone_s, d)[first]).sum())
+            again = np.arange(n2, d, n2)  # the rounds after another encode
+            total_s = float(rounds_s[1:].sum())
+            less_s = float((rounds_s - np.resize(alone_s, d))[again].sum())
         else:
-            total_s = (d - 1) * _average(round_s)
-            less_s = total_s - max(0, d - 1 - most_turns) * _average(round_s[1:])
+            total_s = (d - 1) * _average(round_s[1:])
+            less_s = most_turns * _average(round_s[1:])
         # As for throughput: a turn and its first round are either M t_e + round or w_e + (M - 1) t_e + t.
-        return own_s + max(turns * turn_s + total_s, turns * spread_s + total_s - less_s) + last_s
+        longer_s = max(turns * turn_s + total_s, turns * spread_s + total_s - less_s)
+        return own_s + first_s + longer_s
 
     def _sd_s(self, block: Block) -> float:
         """A lower bound on the deviation of that latency: what is encoded with the answer differs in length."""
@@ -315,7 +320,7 @@ class RraBounds:
         if model.pipeline.num_stages > 1:
             own = np.maximum(sizes - 1.0, 0.0) * slopes(self._whole.costs) ** 2
             least = np.minimum(least, own)
-        return each * least
+        return np.asarray(each * least)
 
     def _own_iteration(self, block: Block, envelope: Envelope, below: _Below, n: int) -> Floats:
         """A lower bound on iterations of the micro-batch that holds the answer."""

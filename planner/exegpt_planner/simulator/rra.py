@@ -3,13 +3,14 @@
 In M micro-batches on P stages (pipeline.py; a device is P = M = 1), with t the slowest stage's time and w a pass, of
 encodes e and of the u-th decode iteration:
 
-    cycle  = encode + sum_u r(u) + dispatch,   r = max(M t, w),   throughput = B_E / cycle
-    encode = M t_e + max(0, (w_e - t_e) - (M - 1) t(1))                     M >= P
-             w_e + (M - 1) max(t_e, t(1)) - (r(N_D) - t(N_D))               M <  P
-    Lat(s) = first + (q - 1) (encode + dispatch) + sum of r over d - 1 iterations + w,   d = s - 1, q = ceil(d / N_D)
+    cycle = turn + sum_u r(u) + dispatch,   r = max(M t, w),   throughput = B_E / cycle
+    turn  = max(M (t_e + t), max(w_e + t, w + t_e) + (M - 1) max(t_e, t)) - r     of u = 1, M >= P
+            max(w_e, w + t_e - t) + (M - 1) max(t_e, t)  of u = 1,  - (r - t) of u = N_D,  M < P
+    Lat(s) = begin + (q - 1) (turn + dispatch) + sum of r over d iterations,   d = s - 1, q = ceil(d / N_D)
+    begin  = max(M t_e + (M - 1) t + w - r, w_e + (M - 1) t_e) - (M - 1) (t_e + apart) / 2    of u = 1
 
-(paper, section 4; exact for constant times.) The clock of an answer starts with the encode of its micro-batch, the
-j-th of M: `first` is `encode` less what it began later, less the time by which micro-batches close up.
+(paper, section 4, for its even stages and t_e >= t; exact for constant times on even stages.) The clock of an answer
+starts with the encode of its micro-batch, any of M; `apart` is what lies between micro-batches as they decode.
 
 An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is
 that of an answer of s tokens given that it is there: one query more than chance would have at its place in every
@@ -121,12 +122,14 @@ class RraModel:
     def _turn_s(self, batch: int, decodes: Times, rounds_s: Floats) -> float:
         """What an encode and its dispatch add to a cycle."""
         encode, passing = self._encode(batch)
-        first, number = float(decodes.slowest_s[0]), self.pipeline.micro_batches
-        dispatch_s = self.costs.dispatch_s
+        first, first_pass = float(decodes.slowest_s[0]), float(decodes.pass_s[0])
+        number, dispatch_s = self.pipeline.micro_batches, self.costs.dispatch_s
+        spread = (number - 1) * max(encode, first)
         if self.pipeline.is_filled:
-            return number * encode + max(0.0, passing - encode - (number - 1) * first) + dispatch_s
+            way = max(passing + first, first_pass + encode) + spread
+            return max(number * (encode + first), way) - float(rounds_s[0]) + dispatch_s
         overlap = float(rounds_s[-1] - decodes.slowest_s[-1])
-        return passing + (number - 1) * max(encode, first) - overlap + dispatch_s
+        return max(passing, first_pass + encode - first) + spread - overlap + dispatch_s
 
     def _encode(self, batch: int) -> tuple[float, float]:
         """(slowest stage's time, a pass) of one micro-batch's encode."""
@@ -158,25 +161,21 @@ class RraModel:
         with_it = self.pipeline.times(lambda costs: _decode_times(costs, pool))
         mine_s = np.maximum(with_it.slowest_s + self._others_s(batch, interval, d), with_it.pass_s)
         encode, passing = self._encode(batch)
+        is_filled = self.pipeline.is_filled
         excess = own_pass_s - passing
-        turn_s = self._turn_s(batch, decodes, rounds_s)
-        first_s = float(decodes.slowest_s[0])
-        if self.pipeline.is_filled:
+        if is_filled:
             excess = float(own.slowest_s[batch - 1]) - encode
-            closing_s = encode - first_s
-            begin_s = turn_s - self.costs.dispatch_s - (number - 1) / 2 * closing_s
-        else:
-            closing_s = encode - max(encode, first_s)
-            begin_s = passing - (number - 1) / 2 * closing_s
+        first, first_pass = float(decodes.slowest_s[0]), float(decodes.pass_s[0])
+        apart = first if is_filled else min(max(encode, first), first_pass / number)
+        served = number * encode + (number - 1) * first + first_pass - float(rounds_s[0])
+        begin_s = max(served, passing + (number - 1) * encode) - (number - 1) / 2 * (encode + apart)
         turns = -(-d // interval) - 1
+        turns_s = turns * self._turn_s(batch, decodes, rounds_s)
         return Parts(
-            latency_s=begin_s
-            + excess
-            + turns * turn_s
-            + float(mine_s[:-1].sum() + with_it.pass_s[-1]),
+            latency_s=begin_s + excess + turns_s + float(mine_s.sum()),
             pool=pool,
             is_by_slowest=float(mine_s.sum()) > float(with_it.pass_s.sum()),
-            closing_s=closing_s,
+            closing_s=encode - apart,
         )
 
     def _others_s(self, batch: int, interval: int, d: int) -> Floats:
