@@ -13,7 +13,14 @@ from itertools import pairwise
 from typing import Protocol
 
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
-from exegpt_planner.profile_table import Curve, LayerCurves, ProfileTable, StepShape
+from exegpt_planner.layout import Bill, Layout, StageLayout, bills
+from exegpt_planner.profile_table import (
+    Curve,
+    LayerCurves,
+    OutsideCurves,
+    ProfileTable,
+    StepShape,
+)
 
 
 class Stages(Protocol):
@@ -53,29 +60,29 @@ class ConstantStages:
         return encode_s + (self.decode_s[stage] if shape.decode_queries else 0.0)
 
 
-class EvenStages:
-    """A table's layers over stages, as even as whole layers allow; embedding on the first, head on the last."""
+class LayoutStages:
+    """The stages of a layout, times from a table."""
 
-    def __init__(self, table: ProfileTable, num_stages: int) -> None:
-        self.num_stages, self.dispatch_s = num_stages, table.dispatch_s
-        _check(table, num_stages)
-        edges = [table.num_layers * stage // num_stages for stage in range(num_stages + 1)]
-        self._layers = [b - a for a, b in pairwise(edges)]
-        self._layer_s = _layer(table.layer)
-        self._embedding_s = extended(table.outside.tokens)
-        self._head_s = extended(table.outside.sampled)
-        self._send_s = None if table.parallel is None else extended(table.parallel.send_inside)
-        self._overhead_s = table.step_overhead_s
+    def __init__(self, table: ProfileTable, layout: Layout, *, units: int = 1) -> None:
+        self.num_stages, self.dispatch_s = len(layout.stages), table.dispatch_s
+        _check(table, layout)
+        self._stages = [_stage(table, bill) for bill in bills(layout, table, units).stages]
 
     def stage_s(self, stage: int, shape: StepShape) -> float:
         """Seconds of a step of this shape on a stage, its send to the next one included."""
-        time_s = self._overhead_s + self._layers[stage] * self._layer_s(shape)
-        if stage == 0:
-            time_s += self._embedding_s(shape.tokens)
-        if stage == self.num_stages - 1:
-            return time_s + self._head_s(shape.sampled)
-        assert self._send_s is not None, self.num_stages  # _check
-        return time_s + self._send_s(shape.tokens)
+        return self._stages[stage](shape)
+
+
+class EvenStages(LayoutStages):
+    """A table's layers over stages of a device each, as even as whole layers allow."""
+
+    def __init__(self, table: ProfileTable, num_stages: int) -> None:
+        if not 1 <= num_stages <= table.num_layers:
+            problem = f"{table.num_layers} layers cannot be held by {num_stages} stages"
+            raise InvalidSpec("stages", [problem])
+        edges = [table.num_layers * stage // num_stages for stage in range(num_stages + 1)]
+        stages = [StageLayout(degree=1, layers=b - a) for a, b in pairwise(edges)]
+        super().__init__(table, Layout(stages=tuple(stages)))
 
 
 class TableStages(EvenStages):
@@ -85,19 +92,60 @@ class TableStages(EvenStages):
         super().__init__(table, 1)
 
 
-def _check(table: ProfileTable, num_stages: int) -> None:
-    problems = []
-    if not 1 <= num_stages <= table.num_layers:
-        problems.append(f"{table.num_layers} layers cannot be held by {num_stages} stages")
+def _check(table: ProfileTable, layout: Layout) -> None:
     if table.encoder is not None:
-        problems.append("these stages are of a decoder-only model, and the profile has an encoder")
-    if problems:
-        raise InvalidSpec("stages", problems)
-    if num_stages > 1 and table.parallel is None:
+        problem = "these stages are of a decoder-only model, and the profile has an encoder"
+        raise InvalidSpec("stages", [problem])
+    if len(layout.stages) > 1 and table.parallel is None:
         raise IncompleteProfile(
             "the profile holds no times of sending activations from stage to stage, without which a pipeline cannot be "
             "simulated. Profile two devices or more."
         )
+
+
+def _stage(table: ProfileTable, bill: Bill) -> Callable[[StepShape], float]:
+    """The time of what a step passes through on one stage."""
+    parts: list[Callable[[StepShape], float]] = []
+    by_tokens: list[Callable[[float], float]] = []
+    for (what, degree), number in bill.items():
+        layer, outside, sync = _on(table, degree)
+        if what == "layer":
+            parts.append(_times(number, _layer(layer)))
+            by_tokens += [_scaled(number, extended(each)) for each in sync]
+        elif what == "embedding":
+            by_tokens.append(extended(outside.tokens))
+        elif what == "head":
+            parts.append(_of_sampled(extended(outside.sampled)))
+        elif what.startswith("send"):
+            assert table.parallel is not None, "checked"
+            by_tokens.append(extended(getattr(table.parallel, what)))
+    overhead_s = table.step_overhead_s
+
+    def time_s(shape: StepShape) -> float:
+        time_s = overhead_s + sum(part(shape) for part in parts)
+        return time_s + sum(part(shape.tokens) for part in by_tokens)
+
+    return time_s
+
+
+def _on(table: ProfileTable, degree: int) -> tuple[LayerCurves, OutsideCurves, tuple[Curve, ...]]:
+    if degree == 1:
+        return table.layer, table.outside, ()
+    assert table.parallel is not None, "degrees beyond 1 come from the table"
+    each = next(each for each in table.parallel.degrees if each.degree == degree)
+    return each.layer, each.outside, (each.sync,)
+
+
+def _times(number: int, part: Callable[[StepShape], float]) -> Callable[[StepShape], float]:
+    return lambda shape: number * part(shape)
+
+
+def _scaled(number: int, part: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda x: number * part(x)
+
+
+def _of_sampled(part: Callable[[float], float]) -> Callable[[StepShape], float]:
+    return lambda shape: part(shape.sampled)
 
 
 def _layer(curves: LayerCurves) -> Callable[[StepShape], float]:
