@@ -45,11 +45,14 @@ class EncodeTimes:
         self._own: dict[int, Times] = {}
         sizes = np.arange(self.max_batch + 1) / micro_batches
         counts = np.arange(-(-self.max_batch // micro_batches) + 1, dtype=np.float64)
-        alone = pipeline.times(lambda costs: self._means(costs, counts))
+        alone = pipeline.times(
+            lambda costs: self._means(costs, counts), lambda costs: self._sds(costs, counts)
+        )
         empty = np.where(counts > 0, alone.slowest_s, 0.0)  # fewer prompts than micro-batches
         self.times = Times(
             slowest_s=np.interp(sizes, counts, empty),
             pass_s=np.interp(np.maximum(sizes, min(1, self.max_batch)), counts, alone.pass_s),
+            pass_sd_s=np.interp(sizes, counts, alone.pass_sd_s),
         )
 
     @property
@@ -91,6 +94,7 @@ class EncodeTimes:
             found = self._own[length] = Times(
                 slowest_s=self.times.slowest_s[1:] + more.slowest_s * excess,
                 pass_s=self.times.pass_s[1:] + more.pass_s * excess,
+                pass_sd_s=self.times.pass_sd_s[1:],
             )
         return found
 
@@ -101,6 +105,11 @@ class EncodeTimes:
         pairs = b * prompts.pairs + COVERED_SDS * np.sqrt(b * prompts.pairs_var)
         covered = (tokens <= costs.per_token.limit) & (pairs <= costs.per_pair.limit)
         return int(covered.sum())
+
+    def _sds(self, costs: StepCosts, b: Floats) -> Floats:
+        slopes = self.slopes(costs, b)
+        each = slopes.token_s**2 * self._prompts.tokens_var + slopes.residual_var
+        return np.sqrt(b * each)
 
     def _means(self, costs: StepCosts, b: Floats) -> Floats:
         prompts = self._prompts

@@ -6,17 +6,20 @@ that of a pass through all stages w (P t, where stages are alike), a micro-batch
     max(M t, w)
 
 after its last: when M >= P the slowest stage never waits, when M < P every micro-batch goes round without a stop.
-One device is P = M = 1, t = w.
+Micro-batches are not alike: none overtakes another, so it is the longest one's pass that holds the others up, longer
+than the mean by `excess_sds` of its deviations. One device is P = M = 1, t = w.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from exegpt_planner.layout import Layout, bills, slowest_kinds
 from exegpt_planner.profile_table import ProfileTable
@@ -25,7 +28,7 @@ from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: what is cached needs a dict
 class Pipeline:
     """What a micro-batch's step costs on the stages that may be the slowest, and on all of them together."""
 
@@ -67,17 +70,38 @@ class Pipeline:
         """M >= P: the slowest stage always has a micro-batch to serve."""
         return self.micro_batches >= self.num_stages
 
-    def times(self, time_s: Callable[[StepCosts], Floats]) -> Times:
-        """The slowest stage's and a whole pass's times, by any reckoning of one step's costs."""
+    def times(
+        self,
+        time_s: Callable[[StepCosts], Floats],
+        sd_s: Callable[[StepCosts], Floats] | None = None,
+    ) -> Times:
+        """The slowest stage's and a whole pass's times, by any reckoning of one step's costs.
+
+        `sd_s` is their deviation from micro-batch to micro-batch, where that matters.
+        """
         whole = time_s(self.whole)
         if self.num_stages == 1:
-            return Times(slowest_s=whole, pass_s=whole)
+            return Times(slowest_s=whole, pass_s=whole, pass_sd_s=np.zeros_like(whole))
         slowest = np.max([time_s(stage) for stage in self.stages], axis=0)
-        return Times(slowest_s=slowest, pass_s=whole)
+        sd = np.zeros_like(whole)
+        if sd_s is not None and self.micro_batches > 1:
+            sd = sd_s(self.whole)
+        return Times(slowest_s=slowest, pass_s=whole, pass_sd_s=sd)
+
+    @cached_property
+    def excess_sds(self) -> float:
+        """By how many deviations the longest of M micro-batches exceeds their mean."""
+        return float(_excess_sds(np.array(self.micro_batches)))
+
+    @cached_property
+    def excess_mean_sds(self) -> float:
+        """The same of the longest so far, mean over the M as they follow each other."""
+        return float(_excess_sds(np.arange(1, self.micro_batches + 1)).mean())
 
     def round_s(self, times: Times) -> Floats:
         """From one iteration of a micro-batch to its next."""
-        return np.maximum(self.micro_batches * times.slowest_s, times.pass_s)
+        longest_s = times.pass_s + self.excess_sds * times.pass_sd_s
+        return np.maximum(self.micro_batches * times.slowest_s, longest_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,3 +110,9 @@ class Times:
 
     slowest_s: Floats  # t
     pass_s: Floats  # w
+    pass_sd_s: Floats  # of w, from micro-batch to micro-batch
+
+
+def _excess_sds(number: NDArray[np.int64]) -> Floats:
+    """Mean of the largest of so many standard normal values (Blom's approximation)."""
+    return np.asarray(ndtri((number - 0.375) / (number + 0.25)))

@@ -9,8 +9,9 @@ encodes e and of the u-th decode iteration:
     Lat(s) = begin + (q - 1) (turn + dispatch) + sum of r over d iterations,   d = s - 1, q = ceil(d / N_D)
     begin  = max(M t_e + (M - 1) t + w - r, w_e + (M - 1) t_e) - (M - 1) (t_e + apart) / 2    of u = 1
 
-(paper, section 4, for its even stages and t_e >= t; exact for constant times on even stages.) The clock of an answer
-starts with the encode of its micro-batch, any of M; `apart` is what lies between micro-batches as they decode.
+(paper, section 4, for its even stages and t_e >= t; exact for constant times on even stages.) w in r and w_e - t_e in
+an encode are those of the longest of the M micro-batches. The clock of an answer starts with the encode of its
+micro-batch, any of M; `apart` is what lies between micro-batches as they decode.
 
 An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is
 that of an answer of s tokens given that it is there: one query more than chance would have at its place in every
@@ -100,14 +101,16 @@ class RraModel:
     def decodes(self, batch: int, phase: PhaseLaw) -> Times:
         """E[T_D] of a micro-batch at each iteration of a phase, nothing where nobody decodes."""
         size = batch / self.pipeline.micro_batches
-        empty = np.exp(size * phase.log_empty)
         pool = self._pool(batch, phase)
 
         def time_s(costs: StepCosts) -> Floats:
+            # a round passes through all stages as long as any micro-batch is not empty
+            number = batch if costs is self.pipeline.whole else size
             fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s
+            empty = np.exp(number * phase.log_empty)
             return np.asarray(np.maximum(_decode_times(costs, pool) - fixed * empty, 0.0))
 
-        return self.pipeline.times(time_s)
+        return self.pipeline.times(time_s, lambda costs: _decode_sds(costs, pool))
 
     def _pool(self, batch: int, phase: PhaseLaw) -> Pool:
         """One micro-batch at each iteration of a phase."""
@@ -121,7 +124,7 @@ class RraModel:
 
     def _turn_s(self, batch: int, decodes: Times, rounds_s: Floats) -> float:
         """What an encode and its dispatch add to a cycle."""
-        encode, passing = self._encode(batch)
+        encode, passing = self._encode(batch, self.pipeline.excess_sds)
         first, first_pass = float(decodes.slowest_s[0]), float(decodes.pass_s[0])
         number, dispatch_s = self.pipeline.micro_batches, self.costs.dispatch_s
         spread = (number - 1) * max(encode, first)
@@ -131,10 +134,13 @@ class RraModel:
         overlap = float(rounds_s[-1] - decodes.slowest_s[-1])
         return max(passing, first_pass + encode - first) + spread - overlap + dispatch_s
 
-    def _encode(self, batch: int) -> tuple[float, float]:
-        """(slowest stage's time, a pass) of one micro-batch's encode."""
+    def _encode(self, batch: int, excess_sds: float) -> tuple[float, float]:
+        """(slowest stage's time, a pass behind the longest so far) of a micro-batch's encode."""
         times = self.encodes.times
-        return float(times.slowest_s[batch]), float(times.pass_s[batch])
+        slowest_s, pass_s = float(times.slowest_s[batch]), float(times.pass_s[batch])
+        behind = (pass_s - slowest_s) / pass_s  # of a pass, what is spent on all stages but one
+        longer_s = excess_sds * float(times.pass_sd_s[batch])
+        return slowest_s, pass_s + behind * longer_s
 
     def latency_mean_s(self, batch: int, interval: int, length: int) -> float:
         """Mean latency of an answer of `length` tokens."""
@@ -160,9 +166,11 @@ class RraModel:
         rounds_s = self.pipeline.round_s(decodes)
         with_it = self.pipeline.times(lambda costs: _decode_times(costs, pool))
         mine_s = np.maximum(with_it.slowest_s + self._others_s(batch, interval, d), with_it.pass_s)
-        encode, passing = self._encode(batch)
+        if number > 1:
+            mine_s = np.maximum(mine_s, np.resize(rounds_s, d))
+        encode, passing = self._encode(batch, self.pipeline.excess_mean_sds)
         is_filled = self.pipeline.is_filled
-        excess = own_pass_s - passing
+        excess = own_pass_s - float(self.encodes.times.pass_s[batch])
         if is_filled:
             excess = float(own.slowest_s[batch - 1]) - encode
         first, first_pass = float(decodes.slowest_s[0]), float(decodes.pass_s[0])
@@ -300,6 +308,13 @@ def _decode_times(costs: StepCosts, pool: Pool) -> Floats:
         + costs.per_context.mean(pool.context, pool.context_sd)
         + costs.decode_fixed_s
     )
+
+
+def _decode_sds(costs: StepCosts, pool: Pool) -> Floats:
+    """Deviations of a micro-batch's iterations, as more queries bring more context."""
+    by_queries = costs.per_query.slope_mean(pool.queries, pool.queries_sd) * pool.queries_sd
+    by_context = costs.per_context.slope_mean(pool.context, pool.context_sd) * pool.context_sd
+    return np.maximum(by_queries + by_context, 0.0)
 
 
 def _running_pool(batch: int, phase: PhaseLaw) -> tuple[float, float]:
