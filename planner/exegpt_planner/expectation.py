@@ -130,12 +130,13 @@ class Hinges:
         return np.append(intercepts[keep], 0.0), np.append(slopes[keep], min(ray, np.inf))
 
     def lines_everywhere(self) -> tuple[Floats, Floats]:
-        """(intercepts, slopes) of lines below the curve on the whole line, or where there are none the axis."""
+        """(intercepts, slopes) of lines below the curve on the whole line, none falling; or the axis alone."""
         if self.last_slope < self.slope:
             return np.zeros(1), np.zeros(1)
         x, y = np.append(0.0, self.knots), np.append(self.at_zero, self(self.knots))
-        inner = self.slope + np.cumsum(self.changes)
-        slopes = np.unique(np.clip(np.append(self.slope, inner), self.slope, self.last_slope))
+        least = max(self.slope, 0.0)
+        inner = np.append(least, self.slope + np.cumsum(self.changes))
+        slopes = np.unique(np.clip(inner, least, max(least, self.last_slope)))
         return (y - slopes[:, None] * x).min(axis=1), slopes
 
 

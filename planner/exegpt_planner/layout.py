@@ -11,12 +11,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 from pydantic import Field
 
+from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.profile_table import ProfileTable, StepShape
+from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.strict import StrictModel
+
+ENCODE_TOKENS, DECODE_QUERIES = 4096, 64  # of the steps at which stages are balanced
 
 # What passing a step through a stage is made of, and on how many devices: ("layer", 8) is one layer on a group of 8.
 Item = tuple[str, int]
@@ -58,6 +63,39 @@ class Typical:
 
     encode: StepShape
     decode: StepShape
+
+    @classmethod
+    def of(cls, law: CompletionLaw, table: ProfileTable) -> Self:
+        """Of a workload: some 4,096 tokens of its prompts, 64 of its queries half way; less where the table ends."""
+        prompts = prompt_moments(law.workload)
+        number = ENCODE_TOKENS / prompts.tokens
+        context = law.context_mean / law.decode_mean if law.decode_mean else prompts.tokens
+        encode = (number * prompts.tokens, 0.0, 0.0, number, number * prompts.pairs, number)
+        decode = (
+            DECODE_QUERIES,
+            DECODE_QUERIES,
+            DECODE_QUERIES * context,
+            0.0,
+            0.0,
+            DECODE_QUERIES,
+        )
+        return cls(encode=_covered(table, encode), decode=_covered(table, decode))
+
+
+def _covered(table: ProfileTable, sums: Sequence[float]) -> StepShape:
+    """A step of these sums (in `StepShape`'s order), or the largest part of it that the table covers."""
+    layers = (table.layer if table.encoder is None else table.encoder.layer, table.layer)
+    ends = (
+        min(table.outside.tokens.x[-1], *(layer.tokens.x[-1] for layer in layers)),
+        table.layer.decode_queries.x[-1],
+        table.layer.decode_context.x[-1],
+        layers[0].encode_chunks.x[-1],
+        layers[0].encode_pairs.x[-1],
+        table.outside.sampled.x[-1],
+    )
+    part = min(1.0, *(end / each for end, each in zip(ends, sums, strict=True) if each > 0))
+    names = (each.name for each in fields(StepShape))
+    return StepShape(**dict(zip(names, (part * each for each in sums), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,9 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.expectation import Hinges
 from exegpt_planner.layout import Bill
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.shapes import Shape
-from exegpt_planner.simulator.costs import PromptMoments, StepCosts, step_costs
+from exegpt_planner.simulator.costs import StepCosts, step_costs
 from exegpt_planner.windows import Windows
 
 Floats = NDArray[np.float64]
@@ -130,6 +131,7 @@ class _Below:
     query_s: Floats
     context_s: Floats
     at_zero_s: Floats  # the curves' own
+    counts: Floats  # 0 for lines that say nothing of a cycle: of a pass, whose first is part of the turn where M >= P
     turn_s: Floats
     turn_query_s: Floats
     own_s: Floats
@@ -166,10 +168,11 @@ class Relaxation:
         work_s = below.query_s * law.decode_mean + below.context_s * law.context_mean
         share = np.where((kinds == UNFILLED)[:, None], 1 - 1 / phases.first, 1.0)[:, None, :]
         some = np.maximum(batch, 1e-9)[:, None, :]
+        share = share * below.counts[:, :, None]
         decode_s = ((fixed_s / some + work_s[:, :, None]) * share).max(axis=1)
         encode_s = (below.turn_s[:, :, None] / some + below.turn_query_s[:, :, None]).max(axis=1)
         units = np.array([shape.units for shape in shapes])[:, None]
-        return np.where(batch < 1, 0.0, units / (decode_s + encode_s))
+        return np.where(batch < number, 0.0, units / (decode_s + encode_s))
 
     def _allowed(self, below: _Below, kinds: Ints, latency_s: float) -> Floats:
         """The largest B_E that latency allows: (shapes, N_D blocks)."""
@@ -212,7 +215,9 @@ class Relaxation:
             zero = number * (scale * lines[g].at_zero_s + overhead_s)
             for a, b, c in lines[g].decode:
                 intercept = number * (scale * a + overhead_s)
-                found += [(intercept, scale * b, scale * c, zero, *encode) for encode in encodes]
+                found += [
+                    (intercept, scale * b, scale * c, zero, 1.0, *encode) for encode in encodes
+                ]
         if len(stages) > 1:
             zero = sum(total[g] * lines[g].at_zero_s for g in degrees) + len(stages) * overhead_s
             for some in itertools.product(*(lines[g].decode for g in degrees)):
@@ -221,7 +226,10 @@ class Relaxation:
                     for i in range(3)
                 )
                 intercept = a + len(stages) * overhead_s
-                found += [(intercept, b / number, c / number, zero, *encode) for encode in encodes]
+                counts = 0.0 if number >= len(stages) else 1.0
+                found += [
+                    (intercept, b / number, c / number, zero, counts, *encode) for encode in encodes
+                ]
         return found
 
     def _encode_lines(

@@ -190,20 +190,28 @@ class RraBounds:
         least = self._slowest(block, envelope, 1.0)
         if self.model.pipeline.num_stages == 1:
             return least
-        last = 0 if self.model.pipeline.is_filled else 1
-        by_lines = self._by_lines(block, envelope, self._whole) / number * (n1 - last) / n1
-        by_floors = float(self._by_floors(block, envelope, self._whole)[: n1 - last].sum())
-        return max(least, by_lines, by_floors / block.x2)
+        floors = self._by_floors(block, envelope, self._whole)
+        if self.model.pipeline.is_filled:  # the first round is part of the turn
+            by_floors, by_lines = floors[1:], self._by_lines(block, envelope, self._whole, 0.0)
+        else:
+            by_lines = self._by_lines(block, envelope, self._whole) * (n1 - 1) / n1
+            by_floors = floors[:-1]
+        return max(least, by_lines / number, float(by_floors.sum()) / block.x2)
 
     def _slowest(self, block: Block, envelope: Envelope, first: float) -> float:
-        """A lower bound on the slowest stage's time per query encoded; of its first round only a share counts."""
+        """A lower bound on the slowest stage's time per query encoded; of its first round only a share counts.
+
+        Of the last one, only a micro-batch's counts where they are fewer than stages.
+        """
+        last = 1.0 if self.model.pipeline.is_filled else 1 / self._number
         found = []
         for below in self._stages:
             times = self._by_floors(block, envelope, below)
-            by_floors = float(times.sum()) - (1 - first) * float(times[0])
+            by_floors = float(times.sum() - (1 - first) * times[0] - (1 - last) * times[-1])
+            by_lines = self._by_lines(block, envelope, below, first)
             found += [
                 self._number * by_floors / block.x2,
-                self._by_lines(block, envelope, below, first),
+                by_lines * (1 - (1 - last) / block.y1),
             ]
         return max(found)
 

@@ -11,7 +11,7 @@ from exegpt_planner.simulator.rra import RraModel
 
 
 class RraSpace:
-    """B_E from 1 to what the profile covers, N_D from 1 to the longest answer's decode iterations."""
+    """B_E from a query a micro-batch to what the profile covers, N_D up to the longest answer's decode iterations."""
 
     def __init__(
         self, model: RraModel, promise: Promise, kv_capacity: float, units: int = 1
@@ -28,11 +28,12 @@ class RraSpace:
 
     @property
     def whole(self) -> Block:
-        return Block(1, self.model.max_batch, 1, max(1, self.model.law.longest))
+        least = self.model.pipeline.micro_batches
+        return Block(least, self.model.max_batch, 1, max(1, self.model.law.longest))
 
     @property
     def smallest(self) -> Point:
-        return 1, self.whole.y2
+        return self.whole.x1, self.whole.y2
 
     def blocked(self, point: Point) -> Blocked | None:
         if not self.model.covers(*point):

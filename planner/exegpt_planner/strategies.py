@@ -8,6 +8,7 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.cra_space import CraSpace
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.rra_space import RraSpace
 from exegpt_planner.schedule import (
     CraSchedule,
@@ -18,7 +19,7 @@ from exegpt_planner.schedule import (
     WaaSchedule,
 )
 from exegpt_planner.search import Point, Space
-from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
+from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,9 +11,11 @@ from exegpt_planner.lengths import LengthLaw
 from exegpt_planner.model_spec import LlamaSpec
 from exegpt_planner.profile_table import (
     Curve,
+    DegreeCurves,
     HandOverCurves,
     LayerCurves,
     OutsideCurves,
+    ParallelCurves,
     ProfileKey,
     ProfileTable,
 )
@@ -163,13 +167,7 @@ def rough_table(rng: np.random.Generator, *, reach: int = 12, context: float = 9
     return plain.model_copy(
         update={
             "num_layers": 2,
-            "layer": LayerCurves(
-                tokens=curve(reach * 40.0, 4e-3),
-                decode_queries=curve(reach * 4.0, 1e-3),
-                decode_context=curve(context, 1e-3),
-                encode_chunks=curve(float(reach), 3e-4),
-                encode_pairs=curve(reach * 600.0, 1e-3),
-            ),
+            "layer": _rough_layer(curve, reach=reach, context=context),
             "outside": OutsideCurves(
                 tokens=curve(reach * 40.0, 1e-4), sampled=curve(reach * 4.0, 1e-3)
             ),
@@ -179,4 +177,40 @@ def rough_table(rng: np.random.Generator, *, reach: int = 12, context: float = 9
                 exposed=curve(reach * 40.0, 2e-3),
             ),
         }
+    )
+
+
+def rough_parallel(
+    table: ProfileTable, rng: np.random.Generator, *, reach: int = 12, context: float = 900
+) -> ProfileTable:
+    """The machine several times over: groups of two, and sends between stages."""
+
+    def curve(limit: float, top_s: float) -> Curve:
+        kind = KINDS[int(rng.integers(len(KINDS)))] if rng.random() < 0.4 else "affine"
+        return rough_curve(rng, limit=limit, top_s=top_s * rng.uniform(0.1, 1), kind=kind)
+
+    pair = DegreeCurves(
+        degree=2,
+        layer=_rough_layer(curve, reach=reach, context=context),
+        outside=OutsideCurves(tokens=curve(reach * 40.0, 1e-4), sampled=curve(reach * 4.0, 1e-3)),
+        sync=curve(reach * 40.0, 3e-4),
+    )
+    parallel = ParallelCurves(
+        node_devices=2,
+        degrees=(pair,),
+        send_inside=curve(reach * 40.0, 2e-4),
+        send_between=curve(reach * 40.0, 1e-3),
+    )
+    return table.model_copy(update={"num_layers": int(rng.integers(4, 8)), "parallel": parallel})
+
+
+def _rough_layer(
+    curve: Callable[[float, float], Curve], *, reach: int, context: float
+) -> LayerCurves:
+    return LayerCurves(
+        tokens=curve(reach * 40.0, 4e-3),
+        decode_queries=curve(reach * 4.0, 1e-3),
+        decode_context=curve(context, 1e-3),
+        encode_chunks=curve(float(reach), 3e-4),
+        encode_pairs=curve(reach * 600.0, 1e-3),
     )

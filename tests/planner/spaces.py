@@ -8,8 +8,12 @@ import numpy as np
 
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.cra_space import CraSpace
+from exegpt_planner.layout import Typical, layouts
+from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.rra_space import RraSpace
-from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
+from exegpt_planner.shapes import Room, Shape, micro_batches
+from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.encode_queue import QueueFamily
 from exegpt_planner.simulator.pipeline import Pipeline
@@ -19,7 +23,7 @@ from exegpt_planner.simulator.waa import WaaModel
 from exegpt_planner.strategies import StrategySpace
 from exegpt_planner.waa_space import WaaSpace
 from exegpt_planner.workload import Workload
-from planner.builders import bell, correlated, independent, rough_table
+from planner.builders import bell, correlated, independent, rough_parallel, rough_table
 
 NUM_WORKLOADS = 4
 SPLITS = ((1, 1), (2, 1), (1, 2), (3, 1))
@@ -50,6 +54,11 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
     )
     capacity = float(rng.choice([200, 1000, 1e9], p=[0.1, 0.4, 0.5]))
     costs, prompts = costs_of(table), prompt_moments(law.workload)
+    if strategy == "RRA on pipelines":
+        table = rough_parallel(table, rng)
+        shape = random_shape(table, law, rng)
+        model = RraModel(pipeline_of(shape, table), law, prompts)
+        return RraSpace(model, promise, capacity, units=shape.units)
     if strategy == "RRA":
         return RraSpace(
             RraModel(Pipeline.single(costs), law, prompts), promise, capacity, units=1 + seed % 3
@@ -58,9 +67,9 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
         split = SPLITS[int(rng.integers(len(SPLITS)))]
         waa = WaaModel(costs, hand_over_of(table), law, prompts, split)
         return WaaSpace(waa, promise, capacity)
-    model = CraModel(costs, law, prompts)
-    model.queues = queues(index)  # solved once for all tests
-    return CraSpace(model, promise, capacity, units=1 + seed % 3)
+    cra = CraModel(costs, law, prompts)
+    cra.queues = queues(index)  # solved once for all tests
+    return CraSpace(cra, promise, capacity, units=1 + seed % 3)
 
 
 def some_bound(space: StrategySpace, seed: int) -> float:
@@ -71,3 +80,21 @@ def some_bound(space: StrategySpace, seed: int) -> float:
         return 1.0
     promised = space.promised_s(points[int(rng.integers(len(points)))])
     return promised * float(rng.choice([1.0, 1.01, 1.3, 0.5]))
+
+
+def random_shape(table: ProfileTable, law: CompletionLaw, rng: np.random.Generator) -> Shape:
+    """One of the shapes on up to four devices, with room for whatever comes."""
+    devices, units = int(rng.integers(2, 5)), int(rng.integers(1, 3))
+    choices = layouts(table, Typical.of(law, table), devices, units)
+    layout = choices[int(rng.integers(len(choices)))]
+    numbers = micro_batches(len(layout.stages))
+    return Shape(
+        units=units,
+        layout=layout,
+        micro_batches=numbers[int(rng.integers(len(numbers)))],
+        room=Room(kv_tokens=10**9, activation_tokens=0.0, stage=0),
+    )
+
+
+def pipeline_of(shape: Shape, table: ProfileTable) -> Pipeline:
+    return Pipeline.of(shape.layout, table, units=shape.units, micro_batches=shape.micro_batches)

@@ -28,7 +28,9 @@ def random_block(space: StrategySpace, rng: np.random.Generator) -> Block:
     return Block(int(x[0]), int(x[1]), int(y[0]), int(y[1]))
 
 
-@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 40, "CRA": 12, "WAA": 40}))
+@pytest.mark.parametrize(
+    ("strategy", "seed"), cases(fast={"RRA": 40, "RRA on pipelines": 40, "CRA": 12, "WAA": 40})
+)
 def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:
@@ -41,7 +43,9 @@ def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> 
     assert check(certificate, space, best=throughput, bound_s=bound_s) == []
 
 
-@pytest.mark.parametrize(("strategy", "seed"), cases(fast={"RRA": 12, "CRA": 8, "WAA": 12}))
+@pytest.mark.parametrize(
+    ("strategy", "seed"), cases(fast={"RRA": 12, "RRA on pipelines": 12, "CRA": 8, "WAA": 12})
+)
 def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
     if space.whole.num_points < 1:
@@ -58,7 +62,7 @@ def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> No
             assert space.promised_s(point) >= bounds.promised_s * (1 - 1e-9), point
 
 
-@pytest.mark.parametrize("strategy", ["RRA", "CRA", "WAA"])
+@pytest.mark.parametrize("strategy", ["RRA", "RRA on pipelines", "CRA", "WAA"])
 @pytest.mark.parametrize("seed", range(5))
 def test_fastest_is_the_least_promise_of_all(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)

@@ -11,9 +11,10 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
 from exegpt_planner.lengths import LengthLaw
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import RraSchedule, WaaSchedule
 from exegpt_planner.simulator import latency_of, simulate
-from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
+from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.waa import WaaModel
 from exegpt_planner.splits import named_splits
 from exegpt_planner.workload import Workload

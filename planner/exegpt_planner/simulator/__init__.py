@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from exegpt_planner.completion import CompletionLaw, PoolLaw
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import (
     CraSchedule,
     Prediction,
@@ -15,7 +16,7 @@ from exegpt_planner.schedule import (
     Schedule,
     WaaSchedule,
 )
-from exegpt_planner.simulator.costs import costs_of, hand_over_of, prompt_moments
+from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise

@@ -21,8 +21,9 @@ from exegpt_planner import memory
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
 from exegpt_planner.expectation import Hinges
+from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import CraSchedule, Prediction
-from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
+from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.encode_queue import EncodeQueue, QueueFamily
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 from exegpt_planner.simulator.renewal import SlotProcess, SlotWork

@@ -1,7 +1,7 @@
 """Mean times of encodes by B_E, and what a prompt longer than the mean adds: what RRA and WAA have in common.
 
-B_E prompts are encoded in M micro-batches as even as can be; between whole micro-batches times are interpolated, which
-is exact for their sum.
+B_E >= M prompts are encoded in M micro-batches as even as can be; between whole micro-batches times are interpolated,
+which is exact for their sum.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
+from exegpt_planner.prompts import PromptMoments
+from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.pipeline import Pipeline, Times
 from exegpt_planner.workload import Workload
 
@@ -48,10 +49,9 @@ class EncodeTimes:
         alone = pipeline.times(
             lambda costs: self._means(costs, counts), lambda costs: self._sds(costs, counts)
         )
-        empty = np.where(counts > 0, alone.slowest_s, 0.0)  # fewer prompts than micro-batches
         self.times = Times(
-            slowest_s=np.interp(sizes, counts, empty),
-            pass_s=np.interp(np.maximum(sizes, min(1, self.max_batch)), counts, alone.pass_s),
+            slowest_s=np.interp(sizes, counts, alone.slowest_s),
+            pass_s=np.interp(sizes, counts, alone.pass_s),
             pass_sd_s=np.interp(sizes, counts, alone.pass_sd_s),
         )
 

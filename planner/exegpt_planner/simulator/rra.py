@@ -10,8 +10,9 @@ encodes e and of the u-th decode iteration:
     begin  = max(M t_e + (M - 1) t + w - r, w_e + (M - 1) t_e) - (M - 1) (t_e + apart) / 2    of u = 1
 
 (paper, section 4, for its even stages and t_e >= t; exact for constant times on even stages.) w in r and w_e - t_e in
-an encode are those of the longest of the M micro-batches. The clock of an answer starts with the encode of its
-micro-batch, any of M; `apart` is what lies between micro-batches as they decode.
+an encode are those of the longest of the M micro-batches; in Lat(s) all are of a pool that the answer is in. The clock
+of an answer starts with the encode of its micro-batch, any of M; `apart` is what lies between micro-batches as they
+decode.
 
 An iteration costs nothing when nobody decodes: its fixed cost counts with the exact probability of that. Lat(s) is
 that of an answer of s tokens given that it is there: one query more than chance would have at its place in every
@@ -29,8 +30,9 @@ from numpy.typing import NDArray
 from exegpt_planner import memory
 from exegpt_planner.completion import CompletionLaw, PhaseLaw
 from exegpt_planner.errors import IncompleteProfile
+from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import Prediction, RraSchedule
-from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
+from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.encodes import EncodeTimes
 from exegpt_planner.simulator.fluctuation import Window, shares_var
 from exegpt_planner.simulator.pipeline import Pipeline, Times
@@ -165,22 +167,29 @@ class RraModel:
         decodes = self.decodes(batch, self.law.phase(interval))
         rounds_s = self.pipeline.round_s(decodes)
         with_it = self.pipeline.times(lambda costs: _decode_times(costs, pool))
-        mine_s = np.maximum(with_it.slowest_s + self._others_s(batch, interval, d), with_it.pass_s)
+        slowest_s = with_it.slowest_s + self._others_s(batch, interval, d)
+        mine_s = np.maximum(slowest_s, with_it.pass_s)
         if number > 1:
             mine_s = np.maximum(mine_s, np.resize(rounds_s, d))
         encode, passing = self._encode(batch, self.pipeline.excess_mean_sds)
-        is_filled = self.pipeline.is_filled
-        excess = own_pass_s - float(self.encodes.times.pass_s[batch])
-        if is_filled:
-            excess = float(own.slowest_s[batch - 1]) - encode
         first, first_pass = float(decodes.slowest_s[0]), float(decodes.pass_s[0])
-        apart = first if is_filled else min(max(encode, first), first_pass / number)
+        again = np.arange(interval, d, interval)  # the iterations after another encode
+        if self.pipeline.is_filled:
+            excess = float(own.slowest_s[batch - 1]) - encode
+            apart = first
+            longest = self._encode(batch, self.pipeline.excess_sds)[1]
+            way = np.maximum(longest + with_it.slowest_s[again], first_pass + encode)
+            way = way + (number - 1) * max(encode, first)
+            turns_s = np.maximum(number * encode + slowest_s[again], way) - mine_s[again]
+            turns_s = turns_s + self.costs.dispatch_s
+        else:
+            excess = own_pass_s - float(self.encodes.times.pass_s[batch])
+            apart = min(max(encode, first), first_pass / number)
+            turns_s = np.full(len(again), self._turn_s(batch, decodes, rounds_s))
         served = number * encode + (number - 1) * first + first_pass - float(rounds_s[0])
         begin_s = max(served, passing + (number - 1) * encode) - (number - 1) / 2 * (encode + apart)
-        turns = -(-d // interval) - 1
-        turns_s = turns * self._turn_s(batch, decodes, rounds_s)
         return Parts(
-            latency_s=begin_s + excess + turns_s + float(mine_s.sum()),
+            latency_s=begin_s + excess + float(turns_s.sum() + mine_s.sum()),
             pool=pool,
             is_by_slowest=float(mine_s.sum()) > float(with_it.pass_s.sum()),
             closing_s=encode - apart,

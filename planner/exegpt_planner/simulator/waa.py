@@ -20,8 +20,9 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
 from exegpt_planner.expectation import Hinges, add
 from exegpt_planner.profile_table import HandOverCurves
+from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import Prediction, Split, WaaSchedule
-from exegpt_planner.simulator.costs import COVERED_SDS, PromptMoments, StepCosts
+from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.decoder_pool import DecoderCosts, Feed, PoolRow, PoolState
 from exegpt_planner.simulator.encodes import EncodeTimes
 from exegpt_planner.simulator.pipeline import Pipeline
