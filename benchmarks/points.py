@@ -19,8 +19,9 @@ from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.lengths import truncated_normal
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.search import fastest, search
+from exegpt_planner.shapes import device_each
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import StrategySpace, models_of, space_of
+from exegpt_planner.strategies import StrategySpace, sites_of
 from exegpt_planner.workload import Workload
 
 STRATEGIES = ("RRA", "CRA")  # on one worker
@@ -65,8 +66,8 @@ def spaces(
     num_workers: int = 1,
 ) -> list[StrategySpace]:
     """The spaces of a strategy, one a split."""
-    models = models_of(name, table, CompletionLaw(load), num_workers)
-    return [space_of(model, promise, kv_capacity, workers=num_workers) for model in models]
+    shape = device_each(table, num_workers, int(kv_capacity))
+    return [site.space(promise) for site in sites_of(name, [shape], table, CompletionLaw(load))]
 
 
 def reach(

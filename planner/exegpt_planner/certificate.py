@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+from pydantic import Field
 
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import Split
@@ -34,6 +35,7 @@ class SpaceCertificate(StrictModel):
 
     strategy: str
     split: Split | None = None  # WAA: encoders, decoders
+    shape: int = Field(default=0, exclude_if=lambda value: value == 0)  # as `shapes` lists them
     axes: tuple[str, str]
     space: tuple[int, int, int, int]
     num_schedules: int
@@ -73,18 +75,29 @@ def workload_sha256(workload: Workload) -> str:
     return _sha256(laws)
 
 
+class Relaxed(StrictModel):
+    """A shape that was not searched, as nothing in it can have more throughput than was found."""
+
+    strategy: str
+    shape: int
+    throughput: float  # queries/s that it cannot exceed
+
+
 class Certificate(StrictModel):
     """The proof of a plan."""
 
     spaces: tuple[SpaceCertificate, ...]
+    relaxed: tuple[Relaxed, ...] = Field(default=(), exclude_if=lambda value: value == ())
+    num_shapes: int = Field(default=1, exclude_if=lambda value: value == 1)
     inputs: InputHashes
 
 
-def certify(space: StrategySpace, found: Found) -> SpaceCertificate:
+def certify(space: StrategySpace, found: Found, shape: int = 0) -> SpaceCertificate:
     """The record of a search."""
     return SpaceCertificate(
         strategy=space.strategy,
         split=space.split,
+        shape=shape,
         axes=space.axes,
         space=_corners(space.whole),
         num_schedules=space.whole.num_points,

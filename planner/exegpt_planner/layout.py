@@ -111,7 +111,9 @@ class Bills:
 
 
 def layouts(table: ProfileTable, typical: Typical, devices: int, units: int = 1) -> list[Layout]:
-    """Every layout of one of `units` equal units of `devices`, that has a layer for each stage."""
+    """Every layout of one of `units` equal units of `devices` that has a layer for each stage, and times for it."""
+    if devices > 1 and table.parallel is None:
+        return []
     found: dict[Layout, None] = {}
     for degree in _degrees(table, devices, units):
         groups = range(1, devices // degree + 1) if degree > 1 else (0,)

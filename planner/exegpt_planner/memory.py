@@ -28,6 +28,12 @@ class MemoryBudget:
 
     device_bytes: int
     reserve_bytes: int = 0
+    holds_activations: bool = True  # the reserve does; else they are counted as a schedule has them
+
+    def inputs(self) -> dict[str, int]:
+        """What a plan depends on."""
+        sizes = {"device_bytes": self.device_bytes, "reserve_bytes": self.reserve_bytes}
+        return sizes if self.holds_activations else sizes | {"activations_apart": 1}
 
     def kv_tokens(self, *, weight_bytes: int, kv_bytes_per_token: int) -> int:
         """KV tokens that fit beside the weights; raises `ModelTooLarge` if not even the weights do."""
@@ -39,6 +45,15 @@ class MemoryBudget:
                 "no room for KV. Use a device with more memory, a smaller dtype or a smaller model."
             )
         return free // kv_bytes_per_token
+
+
+def too_large(weight_bytes: int, budget: MemoryBudget, devices: int) -> ModelTooLarge:
+    """The error of a model that no layout on these devices holds."""
+    each = _size(budget.device_bytes - budget.reserve_bytes)
+    return ModelTooLarge(
+        f"the weights take {_size(weight_bytes)}, and {devices} devices have {each} each for them and KV: no layout "
+        "holds both. Use more devices, or ones with more memory, a smaller dtype or a smaller model."
+    )
 
 
 def _size(num_bytes: int) -> str:

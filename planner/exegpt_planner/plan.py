@@ -8,35 +8,37 @@ schedule, what binds and the smallest change that would do. Never the nearest co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from exegpt_planner.alternatives import Alternative, alternatives, winner
-from exegpt_planner.certificate import Certificate, InputHashes, certify
+from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
-from exegpt_planner.memory import MemoryBudget
+from exegpt_planner.layout import Typical
+from exegpt_planner.memory import MemoryBudget, too_large
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.prompts import prompt_moments
+from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
-from exegpt_planner.search import Candidate, search
+from exegpt_planner.search import ROUNDING, Candidate, Found, search
+from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import (
-    STRATEGIES,
-    Model,
-    StrategySpace,
-    models_of,
-    space_of,
-    unplannable,
-)
+from exegpt_planner.strategies import STRATEGIES, Site, StrategySpace, sites_of, unplannable
 from exegpt_planner.strict import StrictModel
 from exegpt_planner.workload import Workload
 
 NEAR_EDGE = 0.9  # of the profile's reach: a larger profile might allow a better schedule
 KNOWN = ("RRA", "WAA", "CRA")
+NEAREST = 4  # spaces that are searched for the least latency where none keeps the bound
+
+Floats = NDArray[np.float64]
 
 Change = Literal["bound_less", "bound_more", "fluctuation_ignored", "error_ignored"]
 
@@ -80,17 +82,61 @@ class Plan(StrictModel):
 class _Question:
     """What a search needs, prepared once and asked again with changes."""
 
-    models: tuple[Model, ...]
+    sites: dict[str, list[Site]]  # by strategy
+    relaxation: Relaxation | None  # None: there is one shape
     promise: Promise
     bound_s: float
-    kv_capacity: int  # of one worker
-    workers: int
 
+    def searched(self) -> Searches:
+        """The best of every strategy, shape by shape, the most promising first."""
+        done, relaxed = [], []
+        for strategy, sites in self.sites.items():
+            uppers = self._uppers(strategy, sites)
+            floor = 0.0
+            for at in np.argsort(-uppers, kind="stable"):
+                site, upper = sites[int(at)], float(uppers[at])
+                if upper * (1 + ROUNDING) < floor or upper == 0:
+                    relaxed.append((site, upper))
+                    continue
+                space = site.space(self.promise)
+                found = search(space, self.bound_s, floor)
+                done.append(Search(site=site, space=space, found=found))
+                if found.best is not None:
+                    floor = max(floor, found.best.throughput)
+        return Searches(done=done, relaxed=relaxed)
+
+    def _uppers(self, strategy: str, sites: Sequence[Site]) -> Floats:
+        """What no schedule of each site can exceed, queries/s."""
+        if strategy != "RRA" or self.relaxation is None:
+            return np.full(len(sites), np.inf)
+        mean_s = self.bound_s / (1 + self.promise.error)
+        bounds = self.relaxation.rra([site.shape for site in sites], mean_s)
+        return np.asarray(bounds.max(axis=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Search:
+    """A space that was searched."""
+
+    site: Site
+    space: StrategySpace
+    found: Found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Searches:
+    """What was searched, and where nothing could be won, with the bound that says so."""
+
+    done: list[Search]
+    relaxed: list[tuple[Site, float]]
+
+    @property
     def spaces(self) -> list[StrategySpace]:
-        return [
-            space_of(model, self.promise, self.kv_capacity, workers=self.workers)
-            for model in self.models
-        ]
+        return [each.space for each in self.done]
+
+    @property
+    def found(self) -> list[Found]:
+        return [each.found for each in self.done]
 
 
 def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
@@ -106,48 +152,93 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
 ) -> Plan:
     """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
 
-    `memory` is of one of the `workers`, each of which holds the whole model. The sensitivity takes four more searches.
+    `memory` is of one of the `workers`, that is devices. Where the table does not say what sharing a model costs, each
+    holds the whole of it. The sensitivity takes four more searches.
     """
     law = CompletionLaw(workload)
     left_out = _left_out(strategies, table, law, workers)
     planned = [name for name in STRATEGIES if name in strategies and name not in left_out]
+    promise = _promise(bound, workload, table)
+    some = _shapes(table, model, memory, law, workers)
     question = _Question(
-        models=tuple(m for name in planned for m in models_of(name, table, law, workers)),
-        promise=_promise(bound, workload, table),
+        sites={name: sites_of(name, some, table, law) for name in planned},
+        relaxation=_relaxation(some, table, law, promise),
+        promise=promise,
         bound_s=bound.seconds,
-        kv_capacity=memory.kv_tokens(
-            weight_bytes=model.weight_bytes(table.key.dtype),
-            kv_bytes_per_token=model.kv_bytes_per_token(table.key.dtype),
-        ),
-        workers=workers,
     )
-    spaces = question.spaces()
-    found = [search(space, bound.seconds) for space in spaces]
+    searches = question.searched()
+    spaces, found = searches.spaces, searches.found
     best_of_all = winner(found)
     if best_of_all is None:
-        raise infeasible(spaces, bound_s=bound.seconds, promise=question.promise)
+        raise infeasible(_nearest(question), bound_s=bound.seconds, promise=promise)
     index, best = best_of_all
-    space = spaces[index]
+    space, site = spaces[index], searches.done[index].site
     return Plan(
         schedule=space.schedule(best.point),
         prediction=space.predict(best.point),
         bound=bound,
-        length_tokens=question.promise.length,
+        length_tokens=promise.length,
         error_margin=table.error_p95,
         alternatives=(
             *alternatives(spaces, found, bound.seconds),
             *(Alternative(strategy=name, reason=why) for name, why in left_out.items()),
         ),
         sensitivity=_sensitivity(question) if with_sensitivity else (),
-        kv_tokens_capacity=question.kv_capacity,
+        kv_tokens_capacity=site.shape.room.kv_tokens,
         workload=workload.source,
         source=table.source,
         certificate=Certificate(
-            spaces=tuple(certify(s, f) for s, f in zip(spaces, found, strict=True)),
-            inputs=InputHashes.of(table, workload, bound, asdict(memory) | {"workers": workers}),
+            spaces=tuple(
+                certify(each.space, each.found, each.site.number) for each in searches.done
+            ),
+            relaxed=tuple(
+                Relaxed(strategy=site.strategy, shape=site.number, throughput=upper)
+                for site, upper in searches.relaxed
+            ),
+            num_shapes=len(some),
+            inputs=InputHashes.of(table, workload, bound, memory.inputs() | {"workers": workers}),
         ),
         warnings=_warnings(space, best, table),
     )
+
+
+def _shapes(
+    table: ProfileTable, model: ModelSpec, memory: MemoryBudget, law: CompletionLaw, devices: int
+) -> list[Shape]:
+    """All there are; where there is none, raises what is missing."""
+    found = list(shapes(table, model, memory, Typical.of(law, table), devices))
+    if not found:
+        weight_bytes = model.weight_bytes(table.key.dtype)
+        if table.parallel is not None:
+            raise too_large(weight_bytes, memory, devices)
+        memory.kv_tokens(
+            weight_bytes=weight_bytes, kv_bytes_per_token=model.kv_bytes_per_token(table.key.dtype)
+        )
+    return found
+
+
+def _relaxation(
+    some: Sequence[Shape], table: ProfileTable, law: CompletionLaw, promise: Promise
+) -> Relaxation | None:
+    if len(some) == 1:
+        return None
+    return Relaxation(table, law, prompt_moments(law.workload), promise.length)
+
+
+def _nearest(question: _Question) -> list[StrategySpace]:
+    """The spaces that promise least latency by their smallest schedule: a few of them."""
+    every = [
+        site.space(question.promise)
+        for sites in question.sites.values()
+        for site in sites
+        if site.shape.micro_batches == 1
+    ]
+
+    def least_s(space: StrategySpace) -> float:
+        blocked = space.blocked(space.smallest) is not None
+        return np.inf if blocked else space.promised_s(space.smallest)
+
+    return sorted(every, key=least_s)[:NEAREST]
 
 
 def _promise(bound: Bound, workload: Workload, table: ProfileTable) -> Promise:
@@ -191,12 +282,12 @@ def _sensitivity(question: _Question) -> tuple[Sensitivity, ...]:
 
 
 def _resolve(change: Change, question: _Question) -> Sensitivity:
-    spaces = question.spaces()
-    best = winner([search(space, question.bound_s) for space in spaces])
+    searches = question.searched()
+    best = winner(searches.found)
     return Sensitivity(
         change=change,
         bound_s=question.bound_s,
-        schedule=None if best is None else spaces[best[0]].schedule(best[1].point),
+        schedule=None if best is None else searches.spaces[best[0]].schedule(best[1].point),
         queries_per_s=0.0 if best is None else best[1].throughput,
     )
 

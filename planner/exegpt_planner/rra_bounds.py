@@ -182,6 +182,7 @@ class RraBounds:
             return "coverage"
         context, queries = batch * envelope.context, batch * envelope.queries
         need = memory.need(context, batch * envelope.context_var_min, queries)
+        need += self.model.pipeline.activation_tokens * size * self.model.prompts.tokens
         return "memory" if need > self.kv_capacity * (1 + 1e-12) else None
 
     def _decode(self, block: Block, envelope: Envelope) -> float:

@@ -58,7 +58,12 @@ class RraSpace:
             reach=model.costs.per_chunk.limit,
         )
         return RraSchedule(
-            encode_batch=batch, encode_interval=interval, units=self.units, adjustment=adjustment
+            encode_batch=batch,
+            encode_interval=interval,
+            units=self.units,
+            micro_batches=model.pipeline.micro_batches,
+            layout=model.pipeline.layout,
+            adjustment=adjustment,
         )
 
     def predict(self, point: Point) -> Prediction:

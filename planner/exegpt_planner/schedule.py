@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from exegpt_planner.layout import Layout
 from exegpt_planner.strict import StrictModel
 
 Split = tuple[int, int]  # (x, y): workers that encode, workers that decode
@@ -41,6 +42,10 @@ class RraSchedule(StrictModel):
     encode_batch: int = Field(ge=1)  # B_E, queries
     encode_interval: int = Field(ge=1)  # N_D, decode iterations between encodes
     units: int = Field(default=1, ge=1)  # R, equal parts that each run this
+    micro_batches: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)  # M, of a unit
+    layout: Layout | None = Field(  # of a unit; None: a device holds the whole model
+        default=None, exclude_if=lambda value: value is None
+    )
     adjustment: Adjustment | None = Field(default=None, exclude_if=lambda value: value is None)
 
 

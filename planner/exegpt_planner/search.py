@@ -113,9 +113,10 @@ class Found:
 
 
 class _Search:
-    def __init__(self, space: Space, bound_s: float) -> None:
+    def __init__(self, space: Space, bound_s: float, floor: float) -> None:
         self.space = space
         self.bound_s = bound_s
+        self.floor = floor
         self.best: Candidate | None = None
         self.leaves: list[Leaf] = []
         self.evaluated: set[Point] = set()
@@ -125,7 +126,7 @@ class _Search:
             return
         self.evaluated.add(point)
         throughput = self.space.throughput(point)
-        if self.best is not None and throughput < self.best.throughput:
+        if throughput < self.floor or (self.best and throughput < self.best.throughput):
             return
         promised_s = self.space.promised_s(point)
         found = Candidate(point=point, throughput=throughput, promised_s=promised_s)
@@ -145,7 +146,8 @@ class _Search:
         return True
 
     def is_beaten(self, throughput: float) -> bool:
-        return self.best is not None and throughput * (1 + ROUNDING) < self.best.throughput
+        best = self.floor if self.best is None else self.best.throughput
+        return throughput * (1 + ROUNDING) < best
 
     def evaluate(self, block: Block) -> None:
         for point in block.points():
@@ -156,9 +158,9 @@ class _Search:
         self.leaves.append(Leaf(block=block, reason=reason, bound=bound))
 
 
-def search(space: Space, bound_s: float) -> Found:
-    """The schedule with the most throughput whose promise keeps `bound_s`."""
-    state = _Search(space, bound_s)
+def search(space: Space, bound_s: float, floor: float = 0.0) -> Found:
+    """The schedule with the most throughput, `floor` at least, whose promise keeps `bound_s`."""
+    state = _Search(space, bound_s, floor)
     queue: list[tuple[float, Block, Bounds]] = []
 
     def consider(block: Block) -> None:

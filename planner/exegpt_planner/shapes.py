@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exegpt_planner.layout import Layout, Typical, layouts
+from exegpt_planner.layout import Layout, StageLayout, Typical, layouts
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import ProfileTable
@@ -57,6 +57,18 @@ def shapes(
                 yield Shape(units=units, layout=layout, micro_batches=number, room=room)
 
 
+def device_each(table: ProfileTable, devices: int, kv_tokens: int) -> Shape:
+    """Every device a unit of its own that holds the whole model and so many KV tokens."""
+    encoders = 0 if table.encoder is None else table.encoder.num_layers
+    stage = StageLayout(degree=1, layers=table.num_layers, encoder_layers=encoders)
+    return Shape(
+        units=devices,
+        layout=Layout(stages=(stage,)),
+        micro_batches=1,
+        room=Room(kv_tokens=kv_tokens, activation_tokens=0.0, stage=0),
+    )
+
+
 def micro_batches(num_stages: int) -> list[int]:
     """Those that are planned for a pipeline of so many stages."""
     if num_stages == 1:
@@ -68,7 +80,7 @@ def micro_batches(num_stages: int) -> list[int]:
 def room_of(layout: Layout, model: ModelSpec, dtype: str, budget: MemoryBudget) -> Room | None:
     """The KV that fits beside a layout's weights; None if they do not."""
     each_kv = model.kv_bytes_per_token_layer(dtype)
-    activation = _activation_bytes(model, dtype)
+    activation = 0 if budget.holds_activations else _activation_bytes(model, dtype)
     last = len(layout.stages) - 1
     tokens: list[float] = []
     activations = []

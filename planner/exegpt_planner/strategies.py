@@ -1,7 +1,10 @@
-"""The strategies that can be planned on some workers, each as spaces to search: one, or for WAA one a split."""
+"""The strategies that can be planned on some devices, each as spaces to search: one a shape, for WAA one a split."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from exegpt_planner.completion import CompletionLaw
@@ -19,6 +22,7 @@ from exegpt_planner.schedule import (
     WaaSchedule,
 )
 from exegpt_planner.search import Point, Space
+from exegpt_planner.shapes import Room, Shape
 from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.pipeline import Pipeline
@@ -60,6 +64,8 @@ Model = RraModel | CraModel | WaaModel
 
 def unplannable(strategy: str, table: ProfileTable, law: CompletionLaw, workers: int) -> str | None:
     """Why a strategy cannot be planned at all, or None."""
+    if strategy == "CRA" and table.encoder is not None:
+        return "needs a decoder-only model: an encoder's steps cannot ride on a decoder's"
     if strategy != "WAA":
         return None
     if workers < 2:
@@ -71,24 +77,55 @@ def unplannable(strategy: str, table: ProfileTable, law: CompletionLaw, workers:
     return None
 
 
-def models_of(
-    strategy: str, table: ProfileTable, law: CompletionLaw, workers: int = 1
-) -> tuple[Model, ...]:
-    """The simulators of a strategy, one a space, which remember what they have been asked."""
-    costs, prompts = costs_of(table), prompt_moments(law.workload)
-    match strategy:
-        case "RRA":
-            return (RraModel(Pipeline.single(costs), law, prompts),)
-        case "CRA":
-            return (CraModel(costs, law, prompts),)
-        case "WAA":
-            hand_over = hand_over_of(table)
-            return tuple(
-                WaaModel(costs, hand_over, law, prompts, (encoders, workers - encoders))
-                for encoders in range(1, workers)
-            )
-        case _:
-            raise AssertionError(strategy)
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a strategy may be planned: on units of one shape; for WAA, on instances of one, split in one way."""
+
+    strategy: str
+    shape: Shape
+    number: int  # of the shape, as `shapes` lists them
+    table: ProfileTable
+    law: CompletionLaw
+    split: Split | None = None
+
+    @cached_property
+    def model(self) -> Model:
+        """Its simulator, which remembers what it has been asked."""
+        pipeline, prompts = Pipeline.of(self.shape, self.table), prompt_moments(self.law.workload)
+        most = int(self.shape.room.kv_tokens / prompts.tokens) + 1
+        match self.strategy:
+            case "RRA":
+                return RraModel(pipeline, self.law, prompts, most)
+            case "CRA":
+                return CraModel(pipeline.whole, self.law, prompts)
+            case "WAA":
+                assert self.split is not None, "a site of WAA has a split"
+                hand_over = hand_over_of(self.table, self.shape.layout.degree)
+                return WaaModel(pipeline.whole, hand_over, self.law, prompts, self.split)
+            case _:
+                raise AssertionError(self.strategy)
+
+    def space(self, promise: Promise) -> StrategySpace:
+        """Its space; raises `IncompleteProfile` if the table covers no point of it."""
+        return space_of(self.model, promise, self.shape.room.kv_tokens, units=self.shape.units)
+
+
+def sites_of(
+    strategy: str, found: Sequence[Shape], table: ProfileTable, law: CompletionLaw
+) -> list[Site]:
+    """All sites of a strategy; CRA and WAA are planned on pipelines of one stage."""
+    sites = []
+    for number, shape in enumerate(found):
+        if strategy != "RRA" and len(shape.layout.stages) > 1:
+            continue
+        splits: list[Split | None] = [None]
+        if strategy == "WAA":
+            splits = [(encoders, shape.units - encoders) for encoders in range(1, shape.units)]
+        sites += [
+            Site(strategy=strategy, shape=shape, number=number, table=table, law=law, split=split)
+            for split in splits
+        ]
+    return sites
 
 
 def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Model:
@@ -96,23 +133,39 @@ def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Mo
     costs, prompts = costs_of(table), prompt_moments(law.workload)
     match schedule:
         case RraSchedule():
-            return RraModel(Pipeline.single(costs), law, prompts)
+            return RraModel(pipeline_of(schedule, table), law, prompts)
         case CraSchedule():
             return CraModel(costs, law, prompts)
         case WaaSchedule(encoders=encoders, decoders=decoders):
             return WaaModel(costs, hand_over_of(table), law, prompts, (encoders, decoders))
 
 
+def pipeline_of(schedule: RraSchedule, table: ProfileTable) -> Pipeline:
+    """The pipeline that a schedule runs on."""
+    if schedule.layout is None:
+        return Pipeline.one_device(table)
+    nothing = Room(kv_tokens=0, activation_tokens=0.0, stage=0)
+    return Pipeline.of(
+        Shape(
+            units=schedule.units,
+            layout=schedule.layout,
+            micro_batches=schedule.micro_batches,
+            room=nothing,
+        ),
+        table,
+    )
+
+
 def space_of(
-    model: Model, promise: Promise, kv_capacity: float, *, workers: int = 1
+    model: Model, promise: Promise, kv_capacity: float, *, units: int = 1
 ) -> StrategySpace:
     """The space of a strategy; raises `IncompleteProfile` if the table covers no point of it."""
     space: StrategySpace
     match model:
         case RraModel():
-            space = RraSpace(model, promise, kv_capacity, units=workers)
+            space = RraSpace(model, promise, kv_capacity, units=units)
         case CraModel():
-            space = CraSpace(model, promise, kv_capacity, units=workers)
+            space = CraSpace(model, promise, kv_capacity, units=units)
         case WaaModel():
             space = WaaSpace(model, promise, kv_capacity)
     if space.whole.num_points < 1:

@@ -57,7 +57,7 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
     if strategy == "RRA on pipelines":
         table = rough_parallel(table, rng)
         shape = random_shape(table, law, rng)
-        model = RraModel(pipeline_of(shape, table), law, prompts)
+        model = RraModel(Pipeline.of(shape, table), law, prompts)
         return RraSpace(model, promise, capacity, units=shape.units)
     if strategy == "RRA":
         return RraSpace(
@@ -94,7 +94,3 @@ def random_shape(table: ProfileTable, law: CompletionLaw, rng: np.random.Generat
         micro_batches=numbers[int(rng.integers(len(numbers)))],
         room=Room(kv_tokens=10**9, activation_tokens=0.0, stage=0),
     )
-
-
-def pipeline_of(shape: Shape, table: ProfileTable) -> Pipeline:
-    return Pipeline.of(shape.layout, table, units=shape.units, micro_batches=shape.micro_batches)

@@ -13,9 +13,10 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.profile_table import Curve, ProfileTable
 from exegpt_planner.schedule import RraSchedule, WaaSchedule
+from exegpt_planner.shapes import device_each
 from exegpt_planner.simulator import latency_of, simulate
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import models_of, space_of
+from exegpt_planner.strategies import sites_of
 from exegpt_planner.strict import read_json
 from exegpt_planner.workload import Workload
 from planner.builders import MODEL, bell, independent, line, summarization_like, table
@@ -76,8 +77,10 @@ def test_certificate_holds(plan: Plan) -> None:
     promise = Promise.full(length=plan.length_tokens, error=plan.error_margin)
     law = CompletionLaw(summarization_like())
     for record, alternative in zip(plan.certificate.spaces, plan.alternatives, strict=False):
-        (model,) = models_of(record.strategy, table(), law)
-        space = space_of(model, promise, plan.kv_tokens_capacity)
+        (site,) = sites_of(
+            record.strategy, [device_each(table(), 1, plan.kv_tokens_capacity)], table(), law
+        )
+        space = site.space(promise)
         assert alternative.prediction is not None
         best = alternative.prediction.queries_per_s
         assert check(record, space, best=best, bound_s=plan.bound.seconds) == []
@@ -245,9 +248,11 @@ def test_best_of_all_strategies_is_taken_and_its_certificate_holds() -> None:
     assert planned.prediction.queries_per_s == best
     promise = Promise.full(length=planned.length_tokens, error=planned.error_margin)
     law = CompletionLaw(PROMPTS_HEAVY)
-    models = [m for name in ("RRA", "WAA") for m in models_of(name, table(), law, 3)]
-    for record, model in zip(planned.certificate.spaces, models, strict=True):
-        space = space_of(model, promise, planned.kv_tokens_capacity, workers=3)
+    shape = device_each(table(), 3, planned.kv_tokens_capacity)
+    sites = [site for name in ("RRA", "WAA") for site in sites_of(name, [shape], table(), law)]
+    records = {(record.strategy, record.split): record for record in planned.certificate.spaces}
+    for site in sites:
+        space, record = site.space(promise), records[site.strategy, site.split]
         assert space.split == record.split
         assert check(record, space, best=best, bound_s=planned.bound.seconds) == []
 

@@ -146,11 +146,25 @@ def _at_zero_s(parts: dict[str, list[Part]], names: Iterable[str]) -> float:
     return float(sum(weight * curve(0) for name in names for weight, curve in parts[name]))
 
 
-def hand_over_of(table: ProfileTable) -> HandOverCurves:
-    """The table's hand-over times; raises `IncompleteProfile` if it holds none."""
-    if table.hand_over is None:
+def hand_over_of(table: ProfileTable, degree: int = 1) -> HandOverCurves:
+    """The table's hand-over times between groups of `degree` devices, each of which sends its share of the KV.
+
+    Raises `IncompleteProfile` if the table holds none.
+    """
+    found = table.hand_over
+    if found is None:
         raise IncompleteProfile(
             "the profile holds no times of handing over KV, without which WAA cannot be predicted. "
             "Profile two workers or more."
         )
-    return table.hand_over
+    if degree == 1:
+        return found
+    return HandOverCurves(
+        sent=_shared(found.sent, degree),
+        joined=_shared(found.joined, degree),
+        exposed=_shared(found.exposed, degree),
+    )
+
+
+def _shared(curve: Curve, degree: int) -> Curve:
+    return Curve(x=tuple(degree * x for x in curve.x), seconds=curve.seconds)

@@ -23,6 +23,7 @@ from scipy.special import ndtri
 
 from exegpt_planner.layout import Layout, bills, slowest_kinds
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
 
 Floats = NDArray[np.float64]
@@ -37,6 +38,7 @@ class Pipeline:
     num_stages: int = 1  # P
     micro_batches: int = 1  # M
     layout: Layout | None = None  # None: one device
+    activation_tokens: float = 0.0  # KV tokens that fit where one packed token's activations are
 
     @classmethod
     def one_device(cls, table: ProfileTable) -> Self:
@@ -49,20 +51,20 @@ class Pipeline:
         return cls(stages=(costs,), whole=costs)
 
     @classmethod
-    def of(
-        cls, layout: Layout, table: ProfileTable, *, units: int = 1, micro_batches: int = 1
-    ) -> Self:
-        """The pipeline of a layout."""
-        found = bills(layout, table, units)
-        if len(found.stages) == 1:
-            costs = step_costs(table, found.whole)
-            return cls(stages=(costs,), whole=costs, micro_batches=micro_batches, layout=layout)
+    def of(cls, shape: Shape, table: ProfileTable) -> Self:
+        """The pipeline of a shape."""
+        found = bills(shape.layout, table, shape.units)
+        whole = step_costs(table, found.whole)
+        stages: tuple[StepCosts, ...] = (whole,)
+        if len(found.stages) > 1:
+            stages = tuple(step_costs(table, bill) for bill in slowest_kinds(found))
         return cls(
-            stages=tuple(step_costs(table, bill) for bill in slowest_kinds(found)),
-            whole=step_costs(table, found.whole),
+            stages=stages,
+            whole=whole,
             num_stages=len(found.stages),
-            micro_batches=micro_batches,
-            layout=layout,
+            micro_batches=shape.micro_batches,
+            layout=shape.layout if shape.layout.devices > 1 else None,
+            activation_tokens=shape.room.activation_tokens,
         )
 
     @property

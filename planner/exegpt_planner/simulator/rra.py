@@ -233,10 +233,13 @@ class RraModel:
         return max(stages, key=lambda costs: float(_decode_times(costs, pool).sum()))
 
     def kv_need(self, batch: int, interval: int) -> float:
-        """KV tokens to hold ready."""
+        """KV tokens to hold ready, and room for the activations of an encode."""
         phase = self.law.phase(interval)
         tokens, var = self._kv(phase)
-        return memory.need(batch * tokens, batch * var, batch * phase.queries)
+        size, prompts = batch / self.pipeline.micro_batches, self.prompts
+        packed = size * prompts.tokens + COVERED_SDS * float(np.sqrt(size * prompts.tokens_var))
+        need = memory.need(batch * tokens, batch * var, batch * phase.queries)
+        return need + self.pipeline.activation_tokens * packed
 
     def covers(self, batch: int, interval: int) -> bool:
         """Whether the pool, up to mean + 3 sd, lies within the profile."""
