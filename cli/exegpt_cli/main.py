@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from exegpt_cli.bench.options import BenchOptions
-from exegpt_cli.options import File, OptionalFile, Output, ServeOptions, Strategy, unfolded
+from exegpt_cli.options import File, OptionalFile, Output, ServeOptions, unfolded
 from exegpt_cli.output import Format, fail
-from exegpt_cli.simulate_options import SimulateOptions
+from exegpt_cli.plan_options import PlanOptions
 from exegpt_cli.update_options import UpdateOptions
 from exegpt_planner.errors import ExeGPTError
 
@@ -48,49 +48,34 @@ def _root(
 
 
 @app.command()
-def plan(file: File, output: Output = Format.TEXT, strategy: Strategy = None) -> None:
+@unfolded
+def plan(options: PlanOptions, *, output: Output = Format.TEXT) -> None:
     """Choose the schedule with the most throughput that keeps the bound.
 
-    Profiles this machine first when no profile of the model is cached.
+    Of a manifest on this machine, profiled first when no profile of the model is cached; or of a model on devices that
+    are not here, from published figures.
 
         exegpt plan -f examples/laptop.yaml
 
         exegpt plan -f examples/laptop.yaml -o json | jq .schedule
 
-        exegpt plan -f examples/laptop.yaml --strategy RRA
+        exegpt plan --model opt-13b --device a40 --gpus 4 --task S --bound 5.9
     """
     from exegpt_cli.plan import show_plan
 
-    show_plan(file, output=output, strategy=strategy)
+    show_plan(options, output=output)
 
 
 @app.command()
-def explain(file: File, strategy: Strategy = None) -> None:
+@unfolded
+def explain(options: PlanOptions) -> None:
     """Say in words why the plan is what it is, and what the next best would cost.
 
     exegpt explain -f examples/laptop.yaml
     """
     from exegpt_cli.plan import show_explanation
 
-    show_explanation(file, strategy=strategy)
-
-
-@app.command()
-@unfolded
-def simulate(options: SimulateOptions, *, output: Output = Format.TEXT) -> None:
-    """Play the plan's schedule query by query: predicted beside simulated, and a timeline of what each stage does.
-
-    The simulation shares no formula with the planner, only the profile.
-
-        exegpt simulate -f examples/laptop.yaml
-
-        exegpt simulate -f examples/laptop.yaml --strategy RRA --timeline rra.svg
-
-        exegpt simulate -f examples/laptop.yaml --queries 100000 -o json
-    """
-    from exegpt_cli.simulate import run_simulate
-
-    run_simulate(options, output=output)
+    show_explanation(options)
 
 
 @app.command()

@@ -5,26 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 
 from exegpt_cli.cache import Cache
+from exegpt_cli.imagined import imagine
 from exegpt_cli.lifetime import ending_cleanly
 from exegpt_cli.local import plan_on_profile, planning
-from exegpt_cli.output import Format, answer
+from exegpt_cli.output import Format, answer, progress
+from exegpt_cli.plan_options import PlanOptions
 from exegpt_cli.summary import plan_text, profile_text
 from exegpt_cli.wanted import Wanted, read_wanted
+from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
 
 
-def show_plan(file: Path, *, output: Format, strategy: str | None) -> None:
-    """Print the plan for `file`."""
-    _, _, plan = planned(file, strategy)
+def show_plan(options: PlanOptions, *, output: Format) -> None:
+    """Print the plan that the options ask for."""
+    plan = _plan(options)
     answer(plan.model_dump_json(indent=2) if output is Format.JSON else plan_text(plan))
 
 
-def show_explanation(file: Path, *, strategy: str | None) -> None:
-    """Print why the plan for `file` is what it is."""
+def show_explanation(options: PlanOptions) -> None:
+    """Print why that plan is what it is."""
     from exegpt_planner.explain import explain
 
-    answer(explain(planned(file, strategy)[2]))
+    answer(explain(_plan(options)))
+
+
+def _plan(options: PlanOptions) -> Plan:
+    if options.imagined:
+        with progress("Planning"):
+            return imagine(options).plan()
+    if options.file is None:
+        raise InvalidSpec(
+            "the command line",
+            ["-f FILE is missing; or --model, --device, --gpus, --task and --bound in its place"],
+        )
+    return planned(options.file, options.strategy)[2]
 
 
 def show_profile(file: Path, *, again: bool, output: Format) -> None:

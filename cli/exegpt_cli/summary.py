@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exegpt_planner.explain import on_units
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
@@ -13,9 +14,9 @@ CONTEXT_SHOWN = 100  # KV tokens of each
 def knobs(schedule: Schedule) -> str:
     """The schedule in words."""
     match schedule:
-        case RraSchedule(encode_batch=batch, encode_interval=interval, units=units):
+        case RraSchedule(encode_batch=batch, encode_interval=interval):
             each = f"encode {batch} queries, then {interval} decode iterations, in turn"
-            return f"RRA: {each}{_on(units)}"
+            return f"RRA: {each}{on_units(schedule)}"
         case CraSchedule(pool=pool, chunk_tokens=chunk, units=units):
             return (
                 f"CRA: hold {pool} queries, encode at most {chunk} tokens an iteration{_on(units)}"

@@ -59,7 +59,7 @@ class InputHashes(StrictModel):
         return cls(
             table=_sha256(table.model_dump(mode="json")),
             workload=workload_sha256(workload),
-            bound=_sha256(bound.model_dump(mode="json")),
+            bound=_sha256(json.loads(bound.model_dump_json())),  # an infinite one is a string
             memory=_sha256(memory),
         )
 

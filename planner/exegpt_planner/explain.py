@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 from exegpt_planner.alternatives import Alternative
 from exegpt_planner.plan import Plan, Sensitivity
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, Split, WaaSchedule
@@ -29,7 +32,7 @@ def words(schedule: Schedule) -> str:
         case RraSchedule():
             return (
                 f"RRA: encode {schedule.encode_batch} queries, then decode the pool "
-                f"{schedule.encode_interval} times, in turn{_each(schedule.units)}"
+                f"{schedule.encode_interval} times, in turn{on_units(schedule)}"
             )
         case CraSchedule():
             return (
@@ -42,6 +45,25 @@ def words(schedule: Schedule) -> str:
                 f"{_workers(schedule.decoders, 'decodes', 'decode')} at most {schedule.pool}"
                 f"{' each' if schedule.decoders > 1 else ''}"
             )
+
+
+def on_units(schedule: RraSchedule) -> str:
+    """Where an RRA schedule runs, in words; nothing for one device."""
+    layout = schedule.layout
+    if layout is None:
+        return _each(schedule.units)
+    each = f"on each of {schedule.units} units of " if schedule.units > 1 else "on "
+    stages = Counter(stage.degree for stage in layout.stages)
+    parts = [_stages(number, degree) for degree, number in sorted(stages.items(), reverse=True)]
+    parts += [f"in {schedule.micro_batches} micro-batches"] * (schedule.micro_batches > 1)
+    return f", {each}{layout.devices} devices: {', '.join(parts)}"
+
+
+def _stages(number: int, degree: int) -> str:
+    what = f"tensor-parallel groups of {degree}" if degree > 1 else "stages of one device"
+    if number == 1:
+        return f"one group of {degree}" if degree > 1 else "one stage of one device"
+    return f"{number} {what}"
 
 
 def _each(units: int) -> str:
@@ -142,6 +164,8 @@ def _alternative(each: Alternative) -> str:
 
 
 def _changes(plan: Plan) -> list[str]:
+    if not plan.sensitivity and math.isinf(plan.bound.seconds):
+        return []
     if not plan.sensitivity:
         return ["What if: not searched for this plan; `exegpt plan` does."]
     base = plan.prediction.queries_per_s

@@ -46,7 +46,7 @@ Change = Literal["bound_less", "bound_more", "fluctuation_ignored", "error_ignor
 class Bound(StrictModel):
     """On the 99th percentile of the latency of an answer of the percentile's length."""
 
-    seconds: float = Field(gt=0)
+    seconds: float = Field(gt=0, allow_inf_nan=True)  # inf: none
     percentile_length: float = Field(default=99, gt=0, le=100)
     mode: Literal["p99", "mean"] = "p99"  # mean: the paper's; fluctuation and table error ignored
 
@@ -268,6 +268,8 @@ def _left_out(
 
 def _sensitivity(question: _Question) -> tuple[Sensitivity, ...]:
     promise, bound_s = question.promise, question.bound_s
+    if np.isinf(bound_s):
+        return ()
     changed: list[tuple[Change, _Question]] = [
         ("bound_less", replace(question, bound_s=0.8 * bound_s)),
         ("bound_more", replace(question, bound_s=1.2 * bound_s)),

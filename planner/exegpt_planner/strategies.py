@@ -101,7 +101,7 @@ class Site:
             case "WAA":
                 assert self.split is not None, "a site of WAA has a split"
                 hand_over = hand_over_of(self.table, self.shape.layout.degree)
-                return WaaModel(pipeline.whole, hand_over, self.law, prompts, self.split)
+                return WaaModel(pipeline.whole, hand_over, self.law, prompts, self.split, most)
             case _:
                 raise AssertionError(self.strategy)
 

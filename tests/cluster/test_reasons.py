@@ -106,19 +106,18 @@ def test_a_folder_that_is_no_model_fails_its_profile(place: Place) -> None:
     place.kubectl("delete", "xp", "--all", "--timeout=30s")
 
 
-def test_an_image_that_is_not_there(installed: Cluster) -> None:
-    """By an operator of its own, in a namespace of its own, with a Role only."""
-    namespace, image = "imageless", "localhost/exegpt-tests/none:1"
-    installed.namespace(namespace)
-    values = {"clusterWide": "false", "images.runner": image}
-    installed.install(namespace, name="second", **values)
-    place = Place(installed.plane, namespace)
-    place.plane.apply(deployment(namespace, "imageless"))
-    place.until_reason("Profiled", "ImagePullError", "imageless", within_s=SOON_S)
-    assert image in place.condition("Ready", "imageless")[2]
-    place.delete("imageless")
-    installed.helm("uninstall", "second", "-n", namespace, "--wait")
-    place.plane.kubectl("delete", "namespace", namespace, "--timeout=90s")
+def test_an_image_that_is_not_there(installed: Cluster, place: Place) -> None:
+    """An upgrade names one that no registry has: what is applied from then on says so."""
+    image = "localhost/exegpt-tests/none:1"
+    installed.install(SERVING, **{"images.runner": image})
+    try:
+        place.plane.apply(deployment(NAMESPACE, "imageless"))
+        place.until_reason("Profiled", "ImagePullError", "imageless", within_s=SOON_S)
+        assert image in place.condition("Ready", "imageless")[2]
+    finally:
+        installed.install(SERVING)
+        place.delete("imageless")
+        place.kubectl("delete", "xp", "--all", "--timeout=30s")
 
 
 def test_what_a_network_policy_may_cut_off_the_gateway_and_kv(

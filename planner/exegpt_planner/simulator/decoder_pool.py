@@ -66,14 +66,16 @@ class PoolState:
 class DecoderCosts:
     """Times of decode iterations by n, at the mean context of n queries."""
 
-    def __init__(self, costs: StepCosts, law: CompletionLaw) -> None:
+    def __init__(self, costs: StepCosts, law: CompletionLaw, most: int | None = None) -> None:
+        """`most` is the largest pool of interest, where the profile covers more."""
         self.law = law
         self.dispatch_s = costs.dispatch_s
         self.decode_mean = law.decode_mean
         self.context = law.context_mean / law.decode_mean if law.decode_mean else 0.0
         square = law.context_square / law.decode_mean if law.decode_mean else 0.0
         self.context_var = max(square - self.context**2, 0.0)
-        n = np.arange(int(costs.per_query.limit) + 1, dtype=np.float64)
+        limit = int(costs.per_query.limit)
+        n = np.arange((limit if most is None else min(limit, most)) + 1, dtype=np.float64)
         self.n = n
         self.times = (
             costs.per_query(n)

@@ -46,10 +46,12 @@ class WaaModel:
         law: CompletionLaw,
         prompts: PromptMoments,
         split: Split,
+        most: int | None = None,
     ) -> None:
+        """`most` is the largest pool of interest, where the profile covers more."""
         self.costs, self.law, self.prompts, self.split = costs, law, prompts, split
-        self.encodes = EncodeTimes(Pipeline.single(costs), law.workload, prompts)
-        self.decoders = DecoderCosts(costs, law)
+        self.encodes = EncodeTimes(Pipeline.single(costs), law.workload, prompts, most)
+        self.decoders = DecoderCosts(costs, law, most)
         sent, joined, exposed = (
             add([(1.0, curve)]) for curve in (hand_over.sent, hand_over.joined, hand_over.exposed)
         )
