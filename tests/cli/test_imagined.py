@@ -1,0 +1,102 @@
+"""Plans for devices that are not here: what is asked for on the command line alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli.manifests import run_cli
+from exegpt_planner.plan import Plan
+from exegpt_planner.schedule import RraSchedule
+
+ASKED = ("--model", "opt-13b", "--device", "a40", "--gpus", "4", "--strategy", "RRA")
+
+
+def planned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> Plan:
+    assert run_cli(monkeypatch, "plan", *ASKED, *arguments, "-o", "json") == 0
+    return Plan.model_validate_json(capsys.readouterr().out)
+
+
+def test_a_plan_says_its_layout_and_that_it_is_analytic(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(capsys, monkeypatch, "--task", "S", "--bound", "5.9")
+    assert isinstance(plan.schedule, RraSchedule)
+    assert plan.schedule.layout is not None
+    assert plan.schedule.units * plan.schedule.layout.devices == 4
+    assert sum(stage.layers for stage in plan.schedule.layout.stages) == 40
+    assert plan.source == "analytic"
+    assert plan.prediction.promised_s <= 5.9
+    assert plan.length_tokens == 63
+    searched = {space.shape for space in plan.certificate.spaces}
+    relaxed = {each.shape for each in plan.certificate.relaxed}
+    assert searched | relaxed == set(range(plan.certificate.num_shapes))
+    assert not searched & relaxed
+    best = plan.prediction.queries_per_s
+    assert all(each.throughput <= best for each in plan.certificate.relaxed)
+
+
+def test_no_bound_is_a_bound_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = planned(capsys, monkeypatch, "--task", "S", "--bound", "5.9", "--mean")
+    free = planned(capsys, monkeypatch, "--task", "S", "--bound", "inf")
+    assert free.prediction.queries_per_s > tight.prediction.queries_per_s
+    assert json.loads(free.model_dump_json())["bound"]["seconds"] == "Infinity"
+    assert free.sensitivity == ()
+
+
+def test_lengths_of_ones_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = (
+        "--input-lengths",
+        "mean=64,std=20,max=128",
+        "--output-lengths",
+        "mean=20,std=5,max=40",
+    )
+    plan = planned(capsys, monkeypatch, *lengths, "--bound", "3", "--percentile", "95")
+    assert 26 <= plan.length_tokens <= 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["-f FILE is missing"]),
+        (("--device", "a40"), ["--model is missing", "--gpus is missing", "--bound is missing", "--task"]),
+        ((*ASKED, "--task", "S", "--bound", "0"), ["--bound must be above 0 s, not 0"]),
+        ((*ASKED, "--task", "S", "--bound", "nan"), ["--bound must be above 0 s"]),
+        ((*ASKED, "--bound", "5", "--input-lengths", "mean=9"), ["go together"]),
+        ((*ASKED, "--bound", "5", "--task", "X"), ["'X'", "C1"]),
+        (("--model", "opt-13", *ASKED[2:], "--task", "S", "--bound", "5"), ["opt-13b"]),
+        (("--model", "opt-13b", "--device", "a41", "--gpus", "4", "--task", "S", "--bound", "5"), ["a40"]),
+        ((*ASKED, "-f", "x.yaml", "--task", "S", "--bound", "5"), ["-f plans for this machine"]),
+        (
+            (*ASKED, "--bound", "5", "--input-lengths", "mean=64,std=900,max=128",
+             "--output-lengths", "mean=20,std=5,max=40"),
+            ["std"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused_with_all_its_problems(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: list[str],
+) -> None:
+    assert run_cli(monkeypatch, "plan", *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    for word in words:
+        assert word in err
+
+
+def test_what_no_layout_holds_says_what_it_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--model", "gpt3-175b", *ASKED[2:], "--task", "G", "--bound", "inf")
+    assert run_cli(monkeypatch, "plan", *arguments) != 0
+    assert "no layout holds both" in capsys.readouterr().err
