@@ -196,9 +196,12 @@ class _Deciding:
         room = devices.room(seen, self.attempt)
         self.replicas, self.attempt = room.replicas, room.attempt
         wanted = self.replicas * workers.num_pods(deployment) // deployment.spec.replicas
-        self._scale_workers(wanted)
+        are_ours = self._scale_workers(wanted)
         self._want_gateway(self.replicas)
-        self._replace_stale()
+        if (
+            are_ours
+        ):  # else what their controller takes for the newest template is an older one, or an edit
+            self._replace_stale()
         self._label_roles()
         self._told_of_workers(wanted)
         if room.lacks is not None:
@@ -307,18 +310,22 @@ class _Deciding:
         assert self.seen.plan is not None, "scheduled first"
         return self.seen.plan
 
-    def _want(self, wanted: Mapping[str, Any]) -> None:
-        if not is_as_wanted(wanted, self.seen.children.get(key_of(wanted))):
+    def _want(self, wanted: Mapping[str, Any]) -> bool:
+        """Whether it is there as wanted already."""
+        is_there = is_as_wanted(wanted, self.seen.children.get(key_of(wanted)))
+        if not is_there:
             self.actions.append(Apply(stamped(wanted)))
+        return is_there
 
     @property
     def _stateful_set(self) -> Mapping[str, Any] | None:
         return self.seen.children.get(key("StatefulSet", names.workers(self.seen.name)))
 
-    def _scale_workers(self, pods: int) -> None:
+    def _scale_workers(self, pods: int) -> bool:
+        """Whether they are as wanted already."""
         if pods == 0 and self._stateful_set is None:
-            return  # nothing is held, and nothing need be made to hold nothing
-        self._want(
+            return True  # nothing is held, and nothing need be made to hold nothing
+        return self._want(
             workers.stateful_set(
                 self._deployment,
                 self.images,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 from exegpt_operator import devices
@@ -10,7 +11,7 @@ from exegpt_operator.reasons import Reason
 from exegpt_operator.seen import PodSeen
 from exegpt_operator.status import without_counts
 from exegpt_operator.times import rfc3339
-from operating.test_decide import GATEWAY, change, done, scaled, serving
+from operating.test_decide import GATEWAY, WORKERS, change, done, scaled, serving
 from operator_world import World
 
 FOUR = {"gpus": 4, "gpusPerPod": 1, "resourceName": "test.dev/device"}
@@ -94,3 +95,20 @@ def test_counts_that_move_on_are_no_news() -> None:
     world.answers = (10, 200)
     world.turn()
     assert without_counts(world.status) != without_counts(before), "the bound is broken"
+
+
+def test_an_edit_of_the_pods_template_is_taken_back_before_a_pod_is_made_by_it() -> None:
+    world = World()
+    world.settle()
+    before = uids(world)
+    edited = copy.deepcopy(dict(world.children[WORKERS]))
+    edited["spec"]["template"]["spec"]["containers"][0]["image"] = "other:1"
+    edited["status"] = {"updateRevision": "edited"}
+    world.children[WORKERS] = edited
+    world.worker_pods = [replace(pod, revision="ours") for pod in world.worker_pods]
+    world.turn()
+    assert done(world, DeletePod) == []
+    assert (
+        world.children[WORKERS]["spec"]["template"]["spec"]["containers"][0]["image"] != "other:1"
+    )
+    assert uids(world) == before
