@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
-from exegpt_planner.search import ROUNDING, Candidate, Found, search
+from exegpt_planner.search import Candidate, Found, Space, search_together
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import STRATEGIES, Site, StrategySpace, sites_of, unplannable
@@ -88,21 +89,23 @@ class _Question:
     bound_s: float
 
     def searched(self) -> Searches:
-        """The best of every strategy, shape by shape, the most promising first."""
+        """The best of every strategy, over all its sites."""
         done, relaxed = [], []
         for strategy, sites in self.sites.items():
             uppers = self._uppers(strategy, sites)
-            floor = 0.0
-            for at in np.argsort(-uppers, kind="stable"):
-                site, upper = sites[int(at)], float(uppers[at])
-                if upper * (1 + ROUNDING) < floor or upper == 0:
-                    relaxed.append((site, upper))
-                    continue
-                space = site.space(self.promise)
-                found = search(space, self.bound_s, floor)
-                done.append(Search(site=site, space=space, found=found))
-                if found.best is not None:
-                    floor = max(floor, found.best.throughput)
+            spaces: dict[int, StrategySpace] = {}
+
+            def opened(at: int, sites: list[Site], spaces: dict[int, StrategySpace]) -> Space:
+                return spaces.setdefault(at, sites[at].space(self.promise))
+
+            openers = [partial(opened, at, sites, spaces) for at in range(len(sites))]
+            found = search_together(openers, uppers.tolist(), self.bound_s)
+            done += [
+                Search(site=sites[at], space=spaces[at], found=each) for at, each in found.items()
+            ]
+            relaxed += [
+                (site, float(uppers[at])) for at, site in enumerate(sites) if at not in found
+            ]
         return Searches(done=done, relaxed=relaxed)
 
     def _uppers(self, strategy: str, sites: Sequence[Site]) -> Floats:

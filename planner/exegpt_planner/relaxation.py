@@ -16,11 +16,11 @@ answer closes a gap, and with fewer micro-batches than stages that of every phas
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from exegpt_planner.windows import Windows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Line = TypeVar("Line", bound=tuple[float, ...])
 
 MOST_LINES = 4  # kept of a curve's: any of them is a bound
 GROWTH = 1.15  # of N_D from block to block
@@ -220,7 +221,7 @@ class Relaxation:
                 ]
         if len(stages) > 1:
             zero = sum(total[g] * lines[g].at_zero_s for g in degrees) + len(stages) * overhead_s
-            for some in itertools.product(*(lines[g].decode for g in degrees)):
+            for some in _alike([lines[g].decode for g in degrees]):
                 a, b, c = (
                     sum(total[g] * line[i] for g, line in zip(degrees, some, strict=True))
                     for i in range(3)
@@ -244,7 +245,7 @@ class Relaxation:
         overhead_s, dispatch_s = self._table.step_overhead_s, self._table.dispatch_s
         less_s = sum(total[g] * lines[g].shorter_s for g in lines)
         found = []
-        for some in itertools.product(*(lines[g].encode for g in lines)):
+        for some in _alike([lines[g].encode for g in lines]):
             by = dict(zip(lines, some, strict=True))
             pass_s = sum(total[g] * by[g][0] for g in lines) + num_stages * overhead_s
             pass_query_s = sum(total[g] * by[g][1] for g in lines) / number
@@ -274,16 +275,16 @@ class Relaxation:
         decode = [
             (a + b + costs.decode_fixed_s, by_query, by_context)
             for a, by_query in _few(costs.per_query)
-            for b, by_context in _few(costs.per_context)
+            for b, by_context in _few(costs.per_context)[:: MOST_LINES - 1]
         ]
+        by_curve = [_few(each) for each in (costs.per_token, costs.per_pair, costs.per_chunk)]
+        units = (prompts.tokens, prompts.pairs, 1.0)
         encode = [
             (
-                a + b + c + costs.encode_fixed_s,
-                by_token * prompts.tokens + by_pair * prompts.pairs + by_chunk,
+                sum(lines[at][0] for lines in by_curve) + costs.encode_fixed_s,
+                sum(lines[at][1] * each for lines, each in zip(by_curve, units, strict=True)),
             )
-            for a, by_token in _few(costs.per_token)
-            for b, by_pair in _few(costs.per_pair)
-            for c, by_chunk in _few(costs.per_chunk)
+            for at in (0, -1)  # the flattest and the steepest
         ]
         return _LayerLines(
             decode=decode,
@@ -299,6 +300,12 @@ def _kind(shape: Shape) -> int:
     if num_stages == 1:
         return ONE_STAGE
     return FILLED if shape.micro_batches >= num_stages else UNFILLED
+
+
+def _alike(lines: Sequence[Sequence[Line]]) -> Iterator[tuple[Line, ...]]:
+    """A line of each, the flattest together, the steepest together: any choice is a bound."""
+    for at in range(max(map(len, lines))):
+        yield tuple(each[min(at, len(each) - 1)] for each in lines)
 
 
 def _few(curve: Hinges) -> list[tuple[float, float]]:

@@ -10,7 +10,8 @@ No incumbent is put in at the start (the paper's N_D = ceil(s99 / q) were tried)
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -112,12 +113,26 @@ class Found:
     num_evaluations: int
 
 
+@dataclass(slots=True)
+class _Incumbent:
+    """The best so far, of all spaces that are searched together."""
+
+    best: Candidate | None = None
+    space: int = -1
+
+    def is_beaten_by(self, found: Candidate) -> bool:
+        return found.beats(self.best)
+
+    def beats(self, throughput: float) -> bool:
+        return self.best is not None and throughput * (1 + ROUNDING) < self.best.throughput
+
+
 class _Search:
-    def __init__(self, space: Space, bound_s: float, floor: float) -> None:
-        self.space = space
-        self.bound_s = bound_s
-        self.floor = floor
-        self.best: Candidate | None = None
+    """One of the spaces."""
+
+    def __init__(self, number: int, space: Space, bound_s: float, incumbent: _Incumbent) -> None:
+        self.number, self.space, self.bound_s = number, space, bound_s
+        self.incumbent = incumbent
         self.leaves: list[Leaf] = []
         self.evaluated: set[Point] = set()
 
@@ -126,12 +141,13 @@ class _Search:
             return
         self.evaluated.add(point)
         throughput = self.space.throughput(point)
-        if throughput < self.floor or (self.best and throughput < self.best.throughput):
+        best = self.incumbent.best
+        if best is not None and throughput < best.throughput:
             return
         promised_s = self.space.promised_s(point)
         found = Candidate(point=point, throughput=throughput, promised_s=promised_s)
-        if promised_s <= self.bound_s and found.beats(self.best):
-            self.best = found
+        if promised_s <= self.bound_s and self.incumbent.is_beaten_by(found):
+            self.incumbent.best, self.incumbent.space = found, self.number
 
     def settle(self, block: Block, bounds: Bounds) -> bool:
         """Whether nothing in the block can be the answer; if so it becomes a leaf."""
@@ -139,45 +155,72 @@ class _Search:
             self._leaf(block, bounds.blocked, 0.0)
         elif bounds.promised_s * (1 - ROUNDING) > self.bound_s:
             self._leaf(block, "latency", bounds.promised_s)
-        elif self.is_beaten(bounds.throughput):
+        elif self.incumbent.beats(bounds.throughput):
             self._leaf(block, "throughput", bounds.throughput)
         else:
             return False
         return True
-
-    def is_beaten(self, throughput: float) -> bool:
-        best = self.floor if self.best is None else self.best.throughput
-        return throughput * (1 + ROUNDING) < best
 
     def evaluate(self, block: Block) -> None:
         for point in block.points():
             self.try_point(point)
         self._leaf(block, "evaluated", 0.0)
 
+    def found(self) -> Found:
+        is_here = self.incumbent.space == self.number
+        return Found(
+            best=self.incumbent.best if is_here else None,
+            leaves=tuple(self.leaves),
+            num_evaluations=len(self.evaluated),
+        )
+
     def _leaf(self, block: Block, reason: Reason, bound: float) -> None:
         self.leaves.append(Leaf(block=block, reason=reason, bound=bound))
 
 
-def search(space: Space, bound_s: float, floor: float = 0.0) -> Found:
-    """The schedule with the most throughput, `floor` at least, whose promise keeps `bound_s`."""
-    state = _Search(space, bound_s, floor)
-    queue: list[tuple[float, Block, Bounds]] = []
+def search(space: Space, bound_s: float) -> Found:
+    """The schedule with the most throughput whose promise keeps `bound_s`."""
+    (found,) = search_together([lambda: space], [math.inf], bound_s).values()
+    return found
 
-    def consider(block: Block) -> None:
+
+def search_together(
+    openers: Sequence[Callable[[], Space]], uppers: Sequence[float], bound_s: float
+) -> dict[int, Found]:
+    """The best of several spaces, as of one: only where it lies is there a `best`.
+
+    `uppers` is what nothing in each space can exceed; a space that cannot beat the best is never opened and not among
+    the answers. Blocks of all are taken best first, so none is searched further than beating the best of all needs.
+    """
+    incumbent = _Incumbent()
+    opened: dict[int, _Search] = {}
+    # by bound; a space without a block is yet to be opened, and tuples of one space differ in their blocks
+    queue: list[tuple[float, int, Block | None, Bounds | None]] = [
+        (-upper, number, None, None) for number, upper in enumerate(uppers) if upper > 0
+    ]
+    heapq.heapify(queue)
+
+    def consider(state: _Search, block: Block) -> None:
         if block.num_points <= SMALL:
             state.evaluate(block)
             return
-        bounds = space.bound(block)
+        bounds = state.space.bound(block)
         if not state.settle(block, bounds):
-            heapq.heappush(queue, (-bounds.throughput, block, bounds))
+            heapq.heappush(queue, (-bounds.throughput, state.number, block, bounds))
 
-    consider(space.whole)
     while queue:
-        _, block, bounds = heapq.heappop(queue)
+        negative, number, block, bounds = heapq.heappop(queue)
+        if block is None or bounds is None:
+            if not incumbent.beats(-negative):
+                state = _Search(number, openers[number](), bound_s, incumbent)
+                opened[number] = state
+                consider(state, state.space.whole)
+            continue
+        state = opened[number]
         if not state.settle(block, bounds):
             for half in block.split():
-                consider(half)
-    return Found(best=state.best, leaves=tuple(state.leaves), num_evaluations=len(state.evaluated))
+                consider(state, half)
+    return {number: state.found() for number, state in opened.items()}
 
 
 def fastest(space: Space) -> Candidate | None:
