@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exegpt_planner.explain import on_units
+from exegpt_planner.in_words import on_units
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule

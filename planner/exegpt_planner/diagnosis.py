@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
+from exegpt_planner.in_words import on_units
+from exegpt_planner.schedule import RraSchedule
 from exegpt_planner.search import Candidate, fastest
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import StrategySpace
@@ -27,10 +29,12 @@ def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Prom
 
 
 def describe(space: StrategySpace, best: Candidate) -> str:
-    """A schedule in words, e.g. "RRA with encode_batch=1, encode_interval=39"."""
-    schedule = space.schedule(best.point).model_dump(exclude={"strategy"})
-    return f"{space.strategy} with " + ", ".join(
-        f"{knob}={value}" for knob, value in schedule.items()
+    """A schedule by its knobs, e.g. "RRA with encode_batch=1, encode_interval=39", and where it runs."""
+    schedule = space.schedule(best.point)
+    knobs = schedule.model_dump(exclude={"strategy", "layout"})
+    text = f"{space.strategy} with " + ", ".join(f"{knob}={value}" for knob, value in knobs.items())
+    return text + (
+        on_units(schedule) if isinstance(schedule, RraSchedule) and schedule.layout else ""
     )
 
 

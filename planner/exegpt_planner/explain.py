@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from exegpt_planner.alternatives import Alternative
+from exegpt_planner.in_words import words
 from exegpt_planner.plan import Plan, Sensitivity
-from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, Split, WaaSchedule
+from exegpt_planner.schedule import CraSchedule, RraSchedule, Split, WaaSchedule
 
 BINDING = 0.03  # the promise within 3 % of the bound: the bound is what holds throughput back
 
@@ -24,54 +24,6 @@ def explain(plan: Plan) -> str:
         [f"Warning: {warning}." for warning in plan.warnings],
     )
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
-
-
-def words(schedule: Schedule) -> str:
-    """A schedule in one line."""
-    match schedule:
-        case RraSchedule():
-            return (
-                f"RRA: encode {schedule.encode_batch} queries, then decode the pool "
-                f"{schedule.encode_interval} times, in turn{on_units(schedule)}"
-            )
-        case CraSchedule():
-            return (
-                f"CRA: hold {schedule.pool} queries by refilling every iteration, encoding at most "
-                f"{schedule.chunk_tokens} tokens in each{_each(schedule.units)}"
-            )
-        case WaaSchedule():
-            return (
-                f"WAA: {_workers(schedule.encoders, 'encodes', 'encode')} {schedule.encode_batch} queries at a time, "
-                f"{_workers(schedule.decoders, 'decodes', 'decode')} at most {schedule.pool}"
-                f"{' each' if schedule.decoders > 1 else ''}"
-            )
-
-
-def on_units(schedule: RraSchedule) -> str:
-    """Where an RRA schedule runs, in words; nothing for one device."""
-    layout = schedule.layout
-    if layout is None:
-        return _each(schedule.units)
-    each = f"on each of {schedule.units} units of " if schedule.units > 1 else "on "
-    stages = Counter(stage.degree for stage in layout.stages)
-    parts = [_stages(number, degree) for degree, number in sorted(stages.items(), reverse=True)]
-    parts += [f"in {schedule.micro_batches} micro-batches"] * (schedule.micro_batches > 1)
-    return f", {each}{layout.devices} devices: {', '.join(parts)}"
-
-
-def _stages(number: int, degree: int) -> str:
-    what = f"tensor-parallel groups of {degree}" if degree > 1 else "stages of one device"
-    if number == 1:
-        return f"one group of {degree}" if degree > 1 else "one stage of one device"
-    return f"{number} {what}"
-
-
-def _each(units: int) -> str:
-    return f", on each of {units} workers" if units > 1 else ""
-
-
-def _workers(num: int, one: str, many: str) -> str:
-    return f"1 worker {one}" if num == 1 else f"{num} workers {many}"
 
 
 def _chosen(plan: Plan) -> list[str]:
