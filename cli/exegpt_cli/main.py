@@ -79,6 +79,24 @@ def explain(options: PlanOptions) -> None:
 
 
 @app.command()
+@unfolded
+def simulate(options: SimulateOptions, *, output: Output = Format.TEXT) -> None:
+    """Play the plan's schedule query by query: predicted beside simulated, and a timeline of what each stage does.
+
+    The simulation shares no formula with the planner, only the profile.
+
+        exegpt simulate -f examples/laptop.yaml
+
+        exegpt simulate -f examples/laptop.yaml --strategy RRA --timeline rra.svg
+
+        exegpt simulate -f examples/laptop.yaml --queries 100000 -o json
+    """
+    from exegpt_cli.simulate import run_simulate
+
+    run_simulate(options, output=output)
+
+
+@app.command()
 def profile(
     file: File,
     again: Annotated[
