@@ -15,6 +15,7 @@ from exegpt_cli.bench.options import BenchOptions
 from exegpt_cli.options import File, OptionalFile, Output, ServeOptions, unfolded
 from exegpt_cli.output import Format, fail
 from exegpt_cli.plan_options import PlanOptions
+from exegpt_cli.simulate_options import SimulateOptions
 from exegpt_cli.update_options import UpdateOptions
 from exegpt_planner.errors import ExeGPTError
 
