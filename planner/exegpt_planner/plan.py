@@ -31,7 +31,14 @@ from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.search import Candidate, Found, Space, search_together
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.simulator.promise import Promise
-from exegpt_planner.strategies import STRATEGIES, Site, StrategySpace, sites_of, unplannable
+from exegpt_planner.strategies import (
+    STRATEGIES,
+    Site,
+    StrategySpace,
+    nowhere,
+    sites_of,
+    unplannable,
+)
 from exegpt_planner.strict import StrictModel
 from exegpt_planner.workload import Workload
 
@@ -163,8 +170,13 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     planned = [name for name in STRATEGIES if name in strategies and name not in left_out]
     promise = _promise(bound, workload, table)
     some = _shapes(table, model, memory, law, workers)
+    sites = {name: sites_of(name, some, table, law) for name in planned}
+    left_out |= {name: nowhere(name) for name, each in sites.items() if not each}
+    if not any(sites.values()):
+        problems = [f"{name} {why}" for name, why in left_out.items()]
+        raise InvalidSpec("scheduling.strategies", problems)
     question = _Question(
-        sites={name: sites_of(name, some, table, law) for name in planned},
+        sites=sites,
         relaxation=_relaxation(some, table, law, promise),
         promise=promise,
         bound_s=bound.seconds,

@@ -32,6 +32,7 @@ from exegpt_planner.simulator.waa import WaaModel
 from exegpt_planner.waa_space import WaaSpace
 
 STRATEGIES = ("RRA", "CRA", "WAA")
+WAA_QUERIES = 2000  # its space is a table of B_E by B_D
 
 
 class StrategySpace(Space, Protocol):
@@ -92,15 +93,16 @@ class Site:
     def model(self) -> Model:
         """Its simulator, which remembers what it has been asked."""
         pipeline, prompts = Pipeline.of(self.shape, self.table), prompt_moments(self.law.workload)
-        most = int(self.shape.room.kv_tokens / prompts.tokens) + 1
         match self.strategy:
             case "RRA":
-                return RraModel(pipeline, self.law, prompts, most)
+                fitting = int(self.shape.room.kv_tokens / prompts.tokens) + 1
+                return RraModel(pipeline, self.law, prompts, fitting)
             case "CRA":
                 return CraModel(pipeline.whole, self.law, prompts)
             case "WAA":
                 assert self.split is not None, "a site of WAA has a split"
                 hand_over = hand_over_of(self.table, self.shape.layout.degree)
+                most = _most_queries(self.shape, self.table, self.law)
                 return WaaModel(pipeline.whole, hand_over, self.law, prompts, self.split, most)
             case _:
                 raise AssertionError(self.strategy)
@@ -113,10 +115,12 @@ class Site:
 def sites_of(
     strategy: str, found: Sequence[Shape], table: ProfileTable, law: CompletionLaw
 ) -> list[Site]:
-    """All sites of a strategy; CRA and WAA are planned on pipelines of one stage."""
+    """All sites of a strategy; CRA and WAA are planned where one stage holds the whole model."""
     sites = []
     for number, shape in enumerate(found):
         if strategy != "RRA" and len(shape.layout.stages) > 1:
+            continue
+        if strategy == "WAA" and _most_queries(shape, table, law) > WAA_QUERIES:
             continue
         splits: list[Split | None] = [None]
         if strategy == "WAA":
@@ -126,6 +130,22 @@ def sites_of(
             for split in splits
         ]
     return sites
+
+
+def _most_queries(shape: Shape, table: ProfileTable, law: CompletionLaw) -> int:
+    """More than ever fit at once, or than the table covers."""
+    fitting = shape.room.kv_tokens / law.workload.input.mean
+    return int(min(fitting, table.layer.decode_queries.x[-1])) + 1
+
+
+def nowhere(strategy: str) -> str:
+    """Why a strategy has no site, though it could be planned."""
+    if strategy == "WAA":
+        return (
+            "is planned where two groups of devices or more each hold the whole model, and the KV of at most "
+            f"{WAA_QUERIES:,} queries; none do"
+        )
+    return "is planned where one group of devices holds the whole model; none does"
 
 
 def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Model:
