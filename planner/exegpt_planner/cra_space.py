@@ -1,10 +1,13 @@
 """CRA's space, B_D by C from a short list, and what no schedule in a block of it can beat.
 
+Of a block of one C whose pools are close together (`NARROW`) every pool is simulated, at once: the simulator works on
+runs of pools, and few laws of the queue serve them all. So such bounds are exact. Others need no law:
+
 Throughput: a query takes the same sums of work in all, whatever the pool: E[I] + E[D] tokens, E[D] decode queries,
 and so on. With a line a + b x below a curve, steps cost a + b E[x] at least (Jensen needs no law), so
-1 / X >= sum (a / rate + b work) at the highest rate, that of the shortest stay. Latency: the same lines, where they do
-not fall, at the smallest pool's means. That rate and stay rise with B_D, and the rate with C, is a property of the
-queue, not of the table; tests hold it.
+1 / X >= sum (a / rate + b work) at the highest rate. Latency: the same lines, where they do not fall, at the smallest
+pool's means and the lowest rate. Kingman's bounds on the wait give both rates; that the rate rises with B_D and C is
+a property of the queue, not of the table; tests hold it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,10 @@ Lines = tuple[Floats, Floats]
 CHUNKS = tuple(
     32 << e for e in range(11)
 )  # C, tokens; between neighbours throughput hardly differs
-NUMERICAL = 1e-6  # relative: the queue's laws come from transforms
+NARROW = (
+    1.25  # largest pool of a block over its smallest, for all to be simulated: about a run of pools
+)
+NUMERICAL = 1e-3  # relative: the queue's laws are on grids and between pools interpolated, the bounds are not
 
 
 class CraSpace:
@@ -100,11 +106,11 @@ class CraSpace:
         blocked = self._blocked(block)
         if blocked is not None:
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
+        if block.y1 == block.y2 and block.x2 <= NARROW * block.x1:
+            return self._simulated(block)
         model, widest = self.model, self.chunks[block.y2 - 1]
-        chunks_a_query = stay = model.queues.alone(widest)
-        if block.y1 == block.y2:  # the queue that the latency bound needs as well
-            stay = model.queues.queue(block.x1, widest).stay
-        rate = block.x2 / (stay + model.law.decode_mean)
+        chunks_a_query = model.queues.alone(widest)
+        rate = model.queues.rate_at_most(block.x2, widest)
         per_query_s = self._fixed_s / rate + _least(self._chunk_lines, rate, chunks_a_query)
         per_query_s += sum(_least(lines, rate, work) for lines, work in self._work)
         latency_s = self._latency(block) * (1 - NUMERICAL)
@@ -112,6 +118,22 @@ class CraSpace:
             throughput=self.units * (1 + NUMERICAL) / per_query_s,
             promised_s=self.promise.at_least_s(latency_s),
         )
+
+    def _simulated(self, block: Block) -> Bounds:
+        """Of a block of one C: the best of its pools."""
+        model, chunk = self.model, self._chunk((block.x1, block.y1))
+        throughput, promised_s, pool = 0.0, np.inf, block.x1
+        while pool <= block.x2 and model.fits(pool, chunk):
+            run = model.run(pool, chunk)
+            latencies = run.latencies(self.promise.length)
+            pools = slice(run.at(pool), run.at(block.x2) + 1)
+            pairs = zip(
+                latencies.mean_s[pools].tolist(), latencies.sd_s[pools].tolist(), strict=True
+            )
+            promised_s = min(promised_s, *(self.promise.promised_s(*pair) for pair in pairs))
+            throughput = max(throughput, float(run.throughput[pools].max()))
+            pool = run.last + 1
+        return Bounds(throughput=self.units * throughput, promised_s=promised_s)
 
     def _blocked(self, block: Block) -> Blocked | None:
         model = self.model
@@ -129,7 +151,7 @@ class CraSpace:
         narrow = next(
             chunk for chunk in self.chunks[block.y1 - 1 : block.y2] if model.fits(block.x1, chunk)
         )
-        rho = model.queues.queue(block.x1, narrow).completions
+        rho = model.queues.rate_at_least(block.x1, narrow) / block.x1
         decoding = (block.x1 - 1) * rho * model.law.decode_mean
         encoded = (block.x1 - 1) * rho * model.prompts.tokens
         own = model.own_input(length)[0] + length / 2

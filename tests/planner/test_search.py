@@ -29,7 +29,7 @@ def random_block(space: StrategySpace, rng: np.random.Generator) -> Block:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "seed"), cases(fast={"RRA": 40, "RRA on pipelines": 40, "CRA": 12, "WAA": 40})
+    ("strategy", "seed"), cases(fast={"RRA": 40, "RRA on pipelines": 40, "CRA": 200, "WAA": 40})
 )
 def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)

@@ -1,246 +1,335 @@
 """CRA's encodes as a queue: prompts of freed slots wait, first in first out, for C tokens of encode a step.
 
-Each of B_D slots frees with chance rho = 1 / (E[e] + E[D]) an iteration, so A = Binomial(B_D, rho) prompts arrive and
-the tokens waiting follow W' = (W + A - C)+. W's law is that of the maximum of a random walk: by Spitzer's identity
-its transform is exp(sum_k>0 c_k (z^k - 1)), c_k = sum_n P(S_n = k) / n the coefficients of -log(1 - E z^(A - C)), by
-FFT. A prompt's stay is e = ceil((W + those ahead of it + I) / C), as its B_D - 1 companions leave the queue (a closed
-network's arrival theorem); rho solves its own equation. Needs C above the load, else there is no stationary law.
+Each of B_D slots frees with chance rho = 1 / (E[e] + E[D]) an iteration. A prompt's stay is
+e = ceil((W + those ahead of it + I) / C), W being the tokens waiting (encode_walk.py) as its B_D - 1 companions leave
+the queue (a closed network's arrival theorem); rho solves its own equation. Needs C above the load, else there is no
+stationary law. What costs is the law, so it is asked for as seldom as will do:
+
+- Where an iteration's prompts pass C with a chance below `RARE` (Chernoff's bound) nobody waits, and C does not matter.
+- Between pools at which the law is solved, about a third apart in log(B_D / (1 - load)), everything is interpolated by
+  cubics: for a given C all of it is analytic in B_D. Means of interpolated laws are the interpolated means.
+- K - E[A] / 2 <= E[W] <= K = Var A / (2 (C - E[A])) (Kingman) bounds the stay, and so the rate, without the law.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
+from exegpt_planner.simulator.encode_walk import Prompts, Walk, arrivals, spread
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
-Complexes = NDArray[np.complex128]
 
-TAIL = 16  # the grid reaches this many decay lengths: e**-16 of the law is left out
-FINEST = 2048  # grid points beyond which tokens are lumped,
-COARSEST = 16  # but C keeps this many
+LEAST_SLACK = 1.1  # C over the steady need: at the need itself the queue is critical
+RARE = 1e-3  # a step in which C would bind; it then costs a small part of an iteration
+NEVER = 1e-9  # what a law of prompts that never wait leaves out
+STEP = 0.35  # of the pools that do not depend on C,
+FULL_STEP = 0.3  # and of those beyond
+DENSE = 5  # pools up to which each one is solved
+FREE = 0.2  # load up to which the solved pools do not depend on C
+FINE_TOKENS = 32  # points up to the mean prompt of what laws of tokens are kept on,
+FINE_RATIO = 1.03  # and the ratio of the points beyond
+BEGINS = 32  # parts of a step of where a prompt begins
+LARGEST = 1 << 20  # tokens, or queries: beyond what can be
+MOST_UNITS = 2048  # of a law of prompts that never wait
+SETTLED = 1e-5  # relative, of rho
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncodeQueue:
-    """The stationary encode queue of a pool."""
+class EncodeQueues:
+    """The stationary encode queues of a run of pools with one C; arrays over the pools, first to last."""
 
-    completions: float  # rho: chance that a slot frees in an iteration
-    stay: float  # E[e]: iterations from a slot's refill to the end of its encode
-    span: float  # E[e']: of them, those in which it is encoded: its number of chunks
-    span_var: float
-    unit_tokens: int  # of the laws' grid
-    offset: Floats  # law of where in a step's C tokens a prompt begins
-    step_tokens: Floats  # law of the tokens encoded in a step
-    step_tokens_beside: (
+    chunk: int | None  # None: so large that nobody ever waits
+    pools: Floats
+    completions: Floats  # rho: chance that a slot frees in an iteration
+    stay: Floats  # E[e]: iterations from a slot's refill to the end of its encode
+    span: Floats  # E[e']: of them, those in which it is encoded: its number of chunks
+    span_var: Floats
+    begins: Floats  # tokens of a step that may precede a prompt's first,
+    begins_law: Floats  # (pools, begins)
+    tokens: Floats  # that may be encoded in a step; C last, unless nobody ever waits
+    tokens_law: Floats  # (pools, tokens)
+    beside_law: (
         Floats  # the same in a step of one slot fewer: what a decoding query sees beside itself
     )
+
+    def up_to(self, pool: int) -> EncodeQueues:
+        """Those of the pools up to this one."""
+        n = int(np.searchsorted(self.pools, pool, side="right"))
+        each = ("pools", "completions", "stay", "span", "span_var")
+        laws = ("begins_law", "tokens_law", "beside_law")
+        return replace(self, **{name: getattr(self, name)[:n] for name in (*each, *laws)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Solved:
+    """What is interpolated, at one pool."""
+
+    rate: float  # prompts an iteration
+    span: float
+    span_var: float
+    begins: Floats
+    tokens: Floats  # on all points, whatever C
+    beside: Floats
 
 
 class QueueFamily:
     """Encode queues of one workload; pools and chunks to be asked for."""
 
     def __init__(self, workload: Workload) -> None:
-        self._prompts = workload.input.pmf
+        self._pmf = workload.input.pmf
         self._decode_mean = workload.output.mean - 1
         self._tokens = workload.input.mean
-        self._square = float(np.arange(len(self._prompts)) ** 2.0 @ self._prompts)
-        self._found: dict[tuple[int, int], EncodeQueue] = {}
+        self._longest = int(np.flatnonzero(self._pmf)[-1])
+        lengths = np.arange(len(self._pmf), dtype=np.float64)
+        self._square = float(lengths**2 @ self._pmf)
+        self._tilts = np.linspace(0.25, 16, 32) / self._longest
+        self._tilted = np.exp(np.outer(self._tilts, lengths)) @ self._pmf - 1
+        self._unit = 1 << max(0, int(np.log2(self._tokens / FINE_TOKENS)))
+        fine = self._unit * np.arange(FINE_TOKENS + 1)
+        ratios = FINE_RATIO ** np.arange(1, int(np.log(LARGEST) / np.log(FINE_RATIO)))
+        self._points = np.unique(np.append(fine, np.round(fine[-1] * ratios)))
+        self._base = [*range(1, DENSE + 1), *_climb(DENSE, LARGEST, np.inf, STEP)]
+        self._alone: dict[int, float] = {}
+        self._prompts: dict[int, Prompts] = {}
+        self._ladders: dict[int, list[int]] = {}
+        self._solved: dict[tuple[int, int | None], _Solved] = {}
+        self._runs: dict[tuple[int, int | None], EncodeQueues] = {}
+
+    @property
+    def num_solved(self) -> int:
+        """Laws computed so far."""
+        return len(self._solved)
 
     def alone(self, chunk: int) -> float:
         """E[ceil(I / C)]: the stay of a prompt that never waits."""
-        chunks = -(-np.arange(len(self._prompts)) // chunk)
-        return float(chunks @ self._prompts)
-
-    def load(self, pool: int, chunk: int) -> float:
-        """Tokens of encode an iteration at most, those of prompts that never wait, as a share of C."""
-        return pool * self._tokens / (self.alone(chunk) + self._decode_mean) / chunk
-
-    def queue(self, pool: int, chunk: int) -> EncodeQueue:
-        """The stationary queue; the load must be below 1."""
-        found = self._found.get((pool, chunk))
+        found = self._alone.get(chunk)
         if found is None:
-            found = self._solve(pool, chunk)
-            self._found[pool, chunk] = found
+            chunks = -(-np.arange(len(self._pmf)) // chunk)
+            found = self._alone[chunk] = float(chunks @ self._pmf)
         return found
 
-    def _solve(self, pool: int, chunk: int) -> EncodeQueue:
-        most = 1 / (self.alone(chunk) + self._decode_mean)
-        grid = self._grid(pool, chunk, most)
+    def need(self, pool: int) -> float:
+        """The least C of a pool, `LEAST_SLACK` over the steady need B_D E[I] / E[L]."""
+        return LEAST_SLACK * pool * self._tokens / (self._decode_mean + 1)
 
-        def rate_after(rho: float) -> float:
-            return 1 / (grid.walk(pool - 1, rho).stay() + self._decode_mean)
+    def rate_at_least(self, pool: int, chunk: int) -> float:
+        """A lower bound on the prompts an iteration of a pool that fits."""
+        rho = 1 / (self.alone(chunk) + self._decode_mean)
+        return pool / (self._stays(pool, chunk, rho)[1] + self._decode_mean)
 
-        # the stay grows with rho, so what the highest rho leads to is the lowest
-        least, rho = rate_after(most), most
-        if least < most * (1 - 1e-9):
-            rho = float(
-                brentq(
-                    lambda rho: rho - rate_after(rho), least * (1 - 1e-9), most, xtol=1e-7 * most
-                )
-            )
-        beside, whole = grid.walk(pool - 1, rho), grid.walk(pool, rho)
-        span, span_var = beside.span()
-        return EncodeQueue(
-            completions=rho,
-            stay=beside.stay(),
+    def rate_at_most(self, pool: int, chunk: int) -> float:
+        """An upper bound on the prompts an iteration of any smaller pool too; larger ones than fit do not count."""
+        pool = min(pool, self._ladder(chunk)[-1])
+        rho = self.rate_at_least(pool, chunk) / pool
+        stay = max(self.alone(chunk), self._stays(pool, chunk, rho)[0])
+        return pool / (stay + self._decode_mean)
+
+    def _stays(self, pool: int, chunk: int, rho: float) -> tuple[float, float]:
+        """Bounds on the stay at this rho, from Kingman's on the wait."""
+        arriving = (pool - 1) * rho * self._tokens
+        var = (pool - 1) * rho * (self._square - rho * self._tokens**2)
+        least = (var / (2 * (chunk - arriving)) + self._tokens) / chunk
+        return least, 1 + least + arriving / (2 * chunk)
+
+    def queues(self, pool: int, chunk: int) -> EncodeQueues:
+        """Those of the run of pools that `pool` is in; it must not need more than `chunk`."""
+        ladder = self._ladder(chunk)
+        run = _run(ladder, pool)
+        is_free = self._is_free(run.stencil[-1], chunk) and run == _run(self._base, pool)
+        key = run.low, None if is_free else chunk
+        found = self._runs.get(key)
+        if found is None:
+            found = self._runs[key] = self._interpolated(run, None if is_free else chunk)
+        return found
+
+    def _is_free(self, pool: int, chunk: int) -> bool:
+        """Whether nobody ever waits, nor is a prompt cut."""
+        if chunk < self._longest:
+            return False
+        return pool * self._longest <= chunk or self._reach(pool, RARE) <= chunk
+
+    def _reach(self, pool: int, chance: float) -> float:
+        """Tokens that an iteration's prompts pass with a smaller chance, where none waits (Chernoff)."""
+        rho = 1 / (1 + self._decode_mean)
+        log_means = pool * np.log1p(rho * self._tilted)
+        return float(np.min((log_means - np.log(chance)) / self._tilts))
+
+    def _full(self, chunk: int | None) -> float:
+        """The pool whose steady need is C."""
+        return np.inf if chunk is None else chunk / self.need(1) * LEAST_SLACK
+
+    def _ladder(self, chunk: int) -> list[int]:
+        """Pools to solve for a C, up to the largest that it can keep up with."""
+        found = self._ladders.get(chunk)
+        if found is None:
+            full = self._full(chunk)
+            most = int(full / LEAST_SLACK * (1 + 1e-12))
+            low = [p for p in self._base if p <= min(max(FREE * full, DENSE), most)]
+            found = self._ladders[chunk] = [*low, *_climb(low[-1], most, full, FULL_STEP)]
+        return found
+
+    def _interpolated(self, run: _Run, chunk: int | None) -> EncodeQueues:
+        solved = [self._at(pool, chunk) for pool in run.stencil]
+        pools = np.arange(run.low, run.high + 1, dtype=np.float64)
+        weights = _cubic(np.array(run.stencil, dtype=np.float64), pools)
+        rate, span, span_var = (
+            weights @ np.array([(s.rate, s.span, s.span_var) for s in solved])
+        ).T
+        if chunk is None:
+            tokens = self._points[: max(len(s.tokens) for s in solved)]
+        else:
+            tokens = np.append(self._points[self._points < chunk], chunk)
+        return EncodeQueues(
+            chunk=chunk,
+            pools=pools,
+            completions=rate / pools,
+            stay=pools / rate - self._decode_mean,
             span=span,
-            span_var=span_var,
-            unit_tokens=grid.unit,
-            offset=beside.offset(),
-            step_tokens=whole.step_tokens(),
-            step_tokens_beside=beside.step_tokens(),
+            span_var=np.maximum(span_var, 0.0),  # a cubic may pass below
+            begins=np.linspace(0, chunk or 1, BEGINS + 1),
+            begins_law=weights @ np.array([s.begins for s in solved]),
+            tokens=tokens,
+            tokens_law=weights @ np.array([_cut(s.tokens, len(tokens)) for s in solved]),
+            beside_law=weights @ np.array([_cut(s.beside, len(tokens)) for s in solved]),
         )
 
-    def _grid(self, pool: int, chunk: int, rho: float) -> Grid:
-        rate = pool * rho
-        arriving = rate * self._tokens
-        load = min(arriving / chunk, 0.98)
-        heavy = self._square / self._tokens  # tokens of a prompt met at random
-        reach = TAIL * load * heavy / (2 * (1 - load)) + 2 * (chunk + len(self._prompts)) + arriving
-        # From an empty queue, what n steps have not seen of the law is about exp(-n decay).
-        decay = chunk / heavy * (np.log(1 / load) - (1 - load))
-        num_steps = int(np.ceil(TAIL / decay))
-        # Below 0, the walk's c_k fall only as it forgets its position within C tokens.
-        folded = np.bincount(np.arange(len(self._prompts)) % chunk, weights=self._prompts)
-        forgotten = 1 - np.fft.fft(folded, chunk)[1:].real.max(initial=0.0)
-        below = chunk * TAIL / (rate * forgotten) if forgotten > 1e-6 else np.inf
-        by_steps = num_steps * reach < 2 * max(reach, below)
-        span = reach if by_steps else max(reach, below)
-        unit = self._unit(chunk, span)
-        return Grid(
-            _lump(self._prompts, unit),
-            chunk // unit,
-            unit,
-            size=1 << int(np.ceil(np.log2(2 * span / unit))),
-            num_steps=num_steps if by_steps else 0,
-        )
+    def _at(self, pool: int, chunk: int | None) -> _Solved:
+        if chunk is not None and self._is_free(pool, chunk):
+            chunk = None
+        found = self._solved.get((pool, chunk))
+        if found is None:
+            found = self._free(pool) if chunk is None else self._solve(pool, chunk)
+            self._solved[pool, chunk] = found
+        return found
 
-    def _unit(self, chunk: int, span: float) -> int:
-        """Tokens to lump: all lengths' common divisor, and more where the span is long beside C."""
-        unit = int(np.gcd.reduce(np.append(np.flatnonzero(self._prompts), chunk)))
-        while span / unit > FINEST and chunk % (2 * unit) == 0 and chunk // unit >= 2 * COARSEST:
+    def _free(self, pool: int) -> _Solved:
+        rho = 1 / (1 + self._decode_mean)
+        reach, unit = min(self._reach(pool, NEVER), float(pool * self._longest)), self._unit
+        while reach / unit > MOST_UNITS:
             unit *= 2
-        return unit
+        laws = [
+            arrivals(self._pmf, slots, rho, unit=unit, reach=reach) for slots in (pool, pool - 1)
+        ]
+        tokens, beside = (self._on_points(law, unit, None) for law in laws)
+        begins = np.eye(1, BEGINS + 1)[0]
+        return _Solved(
+            rate=pool * rho, span=1.0, span_var=0.0, begins=begins, tokens=tokens, beside=beside
+        )
+
+    def _solve(self, pool: int, chunk: int) -> _Solved:
+        alone = self.alone(chunk)
+        grid, num_steps = self._prompts_for(chunk).grid(pool / (alone + self._decode_mean))
+        walk = partial(Walk, grid, num_steps)
+        beside = self._fixed_point(walk, pool, chunk)
+        whole = walk(pool, beside.rho)
+        begins = beside.begins()
+        at = np.arange(grid.chunk, dtype=np.float64) * (BEGINS / grid.chunk)
+        return _Solved(
+            rate=pool * beside.rho,
+            span=max(alone + begins.chunks - grid.alone, 1.0),
+            span_var=begins.chunks_var,
+            begins=spread(at, begins.law, BEGINS + 1),
+            tokens=self._on_points(whole.step_tokens(), grid.unit, chunk),
+            beside=self._on_points(beside.step_tokens(), grid.unit, chunk),
+        )
+
+    def _fixed_point(self, solve: Callable[[int, float], Walk], pool: int, chunk: int) -> Walk:
+        """The queue that B_D - 1 companions leave, at the rho that follows from it."""
+        alone, decode = self.alone(chunk), self._decode_mean
+        most = 1 / (alone + decode)
+        rho = most
+        for _ in range(3):  # a start from Kingman's bound
+            rho = min(most, 1 / (self._stays(pool, chunk, rho)[1] + decode))
+        while True:
+            walk = solve(pool - 1, rho)
+            waited = walk.waited()
+            after = 1 / (alone + waited + decode)
+            off = after - rho
+            if abs(off) <= SETTLED * rho:
+                return walk
+            # about as rho / (1 - load) the wait grows
+            growth = waited / (1 - (pool - 1) * rho * self._tokens / chunk) / rho
+            rho = min(most, rho + off / (1 + after**2 * growth))
+
+    def _prompts_for(self, chunk: int) -> Prompts:
+        found = self._prompts.get(chunk)
+        if found is None:
+            found = self._prompts[chunk] = Prompts(self._pmf, chunk)
+        return found
+
+    def _on_points(self, law: Floats, unit: int, chunk: int | None) -> Floats:
+        """A law of tokens on the points that all laws are kept on."""
+        points = self._points
+        if chunk is not None:
+            points = np.append(points[points < chunk], chunk)
+        at = np.interp(np.arange(len(law)) * float(unit), points, np.arange(len(points)))
+        return spread(at, law, int(at[-1]) + 2 if chunk is None else len(points))
 
 
-class Grid:
-    """Token counts in units, and the transforms of laws on them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Pools that are interpolated together, and the solved ones that this takes."""
 
-    def __init__(
-        self, prompts: Floats, chunk: int, unit: int, *, size: int, num_steps: int
-    ) -> None:
-        self.prompts, self.chunk, self.unit, self.size = prompts, chunk, unit, size
-        self.num_steps = num_steps  # from an empty queue to the law; 0: Spitzer
-        self.prompt_hat = np.fft.rfft(prompts, size)
-        angle = 2j * np.pi * np.arange(size // 2 + 1) / size
-        self.served_hat = np.exp(angle * chunk)  # the transform of -C
-        self.drift_hat = 1 - np.exp(angle)  # has the same zero at angle 0 as 1 - E z^(A - C)
-        self.mean = float(np.arange(len(prompts)) @ prompts)
-
-    def walk(self, slots: int, rho: float) -> Walk:
-        """The queue fed by `slots` slots."""
-        return Walk(self, slots, rho)
+    low: int
+    high: int
+    stencil: tuple[int, ...]
 
 
-class Walk:
-    """The stationary law of the tokens waiting, fed by a number of slots."""
-
-    def __init__(self, grid: Grid, slots: int, rho: float) -> None:
-        self.grid = grid
-        rest = rho * (1 - grid.prompt_hat)
-        base = 1 - rest
-        self.arriving_hat = _power(base, slots)
-        self.waiting_hat = self._waiting(slots * rho * grid.mean)
-        # a prompt's place among those of its iteration is uniform: the mean of
-        # (1 - theta rest)**slots over theta in [0, 1]
-        ahead = np.ones_like(base)
-        some = np.abs(rest) > 1e-12
-        ahead[some] = (1 - (self.arriving_hat * base)[some]) / ((slots + 1) * rest[some])
-        self.ahead_hat = self.waiting_hat * ahead
-
-    def _waiting(self, arriving: float) -> Complexes:
-        grid = self.grid
-        if arriving == 0:
-            return np.ones_like(grid.prompt_hat)
-        if grid.num_steps:
-            return self._waiting_by_steps()
-        left = 1 - self.arriving_hat * grid.served_hat
-        log_ratio = np.empty_like(left)
-        log_ratio[0] = np.log(grid.chunk - arriving)
-        log_ratio[1:] = np.log(left[1:]) - np.log(grid.drift_hat[1:])
-        coefficients = -np.fft.irfft(log_ratio, grid.size)
-        coefficients[0] = 0.0
-        coefficients[grid.size // 2 :] = 0.0  # negative powers
-        return np.asarray(np.exp(np.fft.rfft(coefficients) - coefficients.sum()))
-
-    def _waiting_by_steps(self) -> Complexes:
-        """W's transform under a light load, where a few steps from an empty queue reach its law."""
-        waiting = np.zeros(self.grid.size)
-        waiting[0] = 1.0
-        for _ in range(self.grid.num_steps):
-            law = self._law(np.fft.rfft(waiting) * self.arriving_hat)
-            waiting[:] = 0.0
-            waiting[: self.grid.size - self.grid.chunk] = law[self.grid.chunk :]
-            waiting[0] += law[: self.grid.chunk].sum()
-        return np.fft.rfft(waiting)
-
-    def _law(self, transform: Complexes) -> Floats:
-        law = np.maximum(np.fft.irfft(transform, self.grid.size), 0.0)
-        return np.asarray(law / law.sum())
-
-    def stay(self) -> float:
-        """E[ceil((W + ahead + I) / C)]."""
-        law = self._law(self.ahead_hat * self.grid.prompt_hat)
-        tail = np.append(np.cumsum(law[::-1])[::-1][1:], 0.0)  # P(> k)
-        return float(max(1.0, tail[:: self.grid.chunk].sum()))
-
-    def offset(self) -> Floats:
-        """Law of where in a step's C tokens a prompt begins, in units."""
-        chunk, law = self.grid.chunk, self._law(self.ahead_hat)
-        padded = np.zeros(-(-len(law) // chunk) * chunk)
-        padded[: len(law)] = law
-        return np.asarray(padded.reshape(-1, chunk).sum(axis=0))
-
-    def span(self) -> tuple[float, float]:
-        """(mean, variance) of the number of chunks of a prompt, from where in a step it begins."""
-        chunk, prompts, offset = self.grid.chunk, self.grid.prompts, self.offset()
-        tail = np.append(np.cumsum(prompts[::-1])[::-1][1:], 0.0)  # P(I > k)
-        most = -(-(len(prompts) + chunk) // chunk)
-        at = np.arange(1, most + 1)[:, None] * chunk - np.arange(chunk)[None, :]
-        longer = np.where(at < len(tail), tail[np.minimum(at, len(tail) - 1)], 0.0) @ offset
-        mean = 1 + float(longer.sum())
-        square = 1 + float((2 * np.arange(1, most + 1) + 1) @ longer)
-        return mean, max(square - mean**2, 0.0)
-
-    def step_tokens(self) -> Floats:
-        """Law of min(W + A, C), in units."""
-        chunk = self.grid.chunk
-        law = self._law(self.waiting_hat * self.arriving_hat)
-        return np.append(law[:chunk], law[chunk:].sum())
-
-
-def _power(base: Complexes, n: int) -> Complexes:
-    """`base` ** n by squaring: numpy's complex power takes logarithms and is slow."""
-    power = np.ones_like(base)
-    while n:
-        if n & 1:
-            power = power * base
-        base = base * base
-        n >>= 1
-    return power
-
-
-def _lump(pmf: Floats, unit: int) -> Floats:
-    """The law in units of tokens; a length between two points is shared so that the mean stays."""
-    tokens = np.flatnonzero(pmf)
-    below, over = np.divmod(tokens, unit)
-    share = over / unit
-    lumped = np.bincount(below, weights=pmf[tokens] * (1 - share), minlength=below[-1] + 2)
-    return np.asarray(
-        lumped + np.bincount(below + 1, weights=pmf[tokens] * share, minlength=below[-1] + 2)
+def _run(ladder: list[int], pool: int) -> _Run:
+    """The run of `pool`: all between two solved pools; up to `DENSE` two runs, all solved."""
+    last = len(ladder) - 1
+    at = bisect_right(ladder, pool) - 1
+    if at < DENSE - 1 or last < DENSE:
+        edges = (0, 2, DENSE - 1 if last >= DENSE else DENSE)
+        begin = edges[bisect_right(edges, at) - 1]
+        stencil = ladder[begin : edges[bisect_right(edges, at)]]
+        return _Run(low=stencil[0], high=stencil[-1], stencil=tuple(stencil))
+    begin = min(at, last - 1)
+    end = begin + 1
+    return _Run(
+        low=ladder[begin],
+        high=ladder[end] if end == last else ladder[end] - 1,
+        stencil=tuple(ladder[min(begin - 1, last - 3) : end + 2]),
     )
+
+
+def _climb(start: int, most: int, full: float, step: float) -> list[int]:
+    """Pools beyond `start`, `step` apart in log(B_D / (1 - B_D / full)), up to `most`."""
+    pools, pool = [], start
+    while pool < most:
+        odds = np.exp(step) * pool / (1 - pool / full)
+        pool = min(max(pool + 1, int(odds / (1 + odds / full))), most)
+        pools.append(pool)
+    return pools
+
+
+def _cubic(nodes: Floats, pools: Floats) -> Floats:
+    """Weights, (pools, nodes), of the cubic through the four nodes around each pool."""
+    if np.array_equal(nodes, pools):
+        return np.eye(len(nodes))
+    first = np.clip(np.searchsorted(nodes, pools, side="right") - 2, 0, len(nodes) - 4)
+    weights = np.zeros((len(pools), len(nodes)))
+    rows = np.arange(len(pools))
+    four = first[:, None] + np.arange(4)
+    for j in range(4):
+        others = np.delete(four, j, axis=1)
+        own = nodes[four[:, j]][:, None]
+        weights[rows, four[:, j]] = ((pools[:, None] - nodes[others]) / (own - nodes[others])).prod(
+            axis=1
+        )
+    return weights
+
+
+def _cut(law: Floats, n: int) -> Floats:
+    """A law on n points, what is beyond the last one there."""
+    cut = np.zeros(n)
+    cut[: min(n, len(law))] = law[:n]
+    cut[-1] += law[n:].sum()
+    return cut

@@ -5,6 +5,10 @@ a + c (I + j) in its j-th decode iteration. With R(h) the mean product of what o
 the same life and from different ones (m: the mean h iterations after a renewal, from the renewal equation),
 
     Var(sum over H iterations) = H R(0) + 2 sum_h (H - h) R(h) - (H mean)**2     per slot.
+
+Products of one life are tails of the law of D, summed once. Of different lives, only the weighted sum is wanted: in
+generating functions, with `before` the work by iterations to a renewal and `after` that from it on, it is one
+coefficient, of z**(H - 1) in before(z) after(z) / (1 - life(z)) / (1 - z)**2, read off a circle inside the unit one.
 """
 
 from __future__ import annotations
@@ -13,21 +17,30 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
+from scipy.fft import next_fast_len
 
 from exegpt_planner.completion import CompletionLaw
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Complexes = NDArray[np.complex128]
+
+ALIASED = 1e-11  # of what is beyond the circle's points, folded back
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotWork:
-    """What one slot adds to the steps of its life, s."""
+    """What one slot adds to the steps of its life, s; of one pool or of several."""
 
-    per_encode: float  # w0
-    per_prompt_token: float  # w1
-    per_query: float  # a
-    per_context: float  # c
+    per_encode: Floats | float  # w0
+    per_prompt_token: Floats | float  # w1
+    per_query: Floats | float  # a
+    per_context: Floats | float  # c
+
+    def columns(self) -> Floats:
+        """(pools, 4)."""
+        parts = (self.per_encode, self.per_prompt_token, self.per_query, self.per_context)
+        return np.stack([np.atleast_1d(np.asarray(part, dtype=np.float64)) for part in parts], -1)
 
 
 class SlotProcess:
@@ -40,87 +53,117 @@ class SlotProcess:
         first, second = law.workload.input_mean[1:], law.workload.input_square[1:]
         self._chance, self._input, self._square = pmf, pmf * first, pmf * second
         self._decodes_alive = _tails(pmf * d)  # E[D; D >= t]
-        self._pairs = self._decode_pairs()
+        self._same = self._same_life()
+        self._before, self._after = self._around()
+        self._circles: dict[int, _Circle] = {}
 
     def window_var(self, work: SlotWork, *, stay: float, iterations: int) -> float:
         """Variance of what one slot adds in a window, s**2."""
-        H = max(1, iterations)
-        same, mean = self._same_life(work, H), self._mean_life(work)
+        stays, windows = np.array([stay]), np.array([iterations])
+        return float(self.window_vars(work, stay=stays, iterations=windows)[0])
+
+    def window_vars(self, work: SlotWork, *, stay: Floats, iterations: Ints) -> Floats:
+        """The same of several pools, elementwise."""
+        H, w = np.maximum(1, iterations), work.columns()
         life = stay + self.law.decode_mean
-        product = (same + self._other_lives(work, stay, H)) / life
-        weights = 2.0 * (H - np.arange(H))
-        weights[0] = H
-        return max(float(weights @ product) - (H * mean / life) ** 2, 0.0)
+        last = np.minimum(H, self._same.shape[-1]) - 1
+        beyond = H - 1 - last  # iterations in which nothing is left of a life
+        sums, totals = self._same[0][:, :, last], self._same[1][:, :, last]
+        same = np.einsum("pi,ijp,pj->p", w, sums + beyond * totals, w)
+        mean = w @ self._after.sum(axis=1)
+        var = (same + self._other_lives(w, stay, H)) / life - (H * mean / life) ** 2
+        return np.asarray(np.maximum(var, 0.0))
 
-    def _decode_pairs(self) -> tuple[Floats, Floats, Floats]:
-        """Coefficients of a*a, a*c, c*c in E[sum of products of decode work h iterations apart], for each h."""
-        law = self.law
-        t = np.arange(1, law.longest + 1, dtype=np.float64)
+    def _same_life(self) -> Floats:
+        """Of products of one life h iterations apart, weighted H at h = 0 and 2 (H - h): (sums, their growth) by H - 1.
+
+        By works (w0, w1, a, c); symmetric.
+        """
+        law, n = self.law, self.law.longest + 1
+        t = np.arange(1.0, n)
         alive, first, second = law.alive[1:], law.input_alive[1:], law.square_alive[1:]
-        aa, ac, cc = (np.zeros(law.longest + 1) for _ in range(3))
-        for h in range(law.longest):
-            later, q, i, ii = t[h:], alive[h:], first[h:], second[h:]
-            earlier = later - h
-            aa[h] = q.sum()
-            ac[h] = 2 * i.sum() + (earlier + later) @ q
-            cc[h] = ii.sum() + (earlier + later) @ i + (earlier * later) @ q
-        return aa, ac, cc
+        h = np.arange(n)
+        p = np.zeros((4, 4, n))
+        q, tq, ttq, i, ti, ii = (
+            np.append(_tails(each), 0.0)  # over t > h
+            for each in (alive, t * alive, t * t * alive, first, t * first, second)
+        )
+        p[2, 2] = q
+        p[2, 3] = i + tq - h * q / 2
+        p[3, 3] = ii + 2 * ti - h * i + ttq - h * tq
+        p[0, 2, 1:], p[0, 3, 1:] = alive / 2, (t * alive + first) / 2
+        p[1, 2, 1:], p[1, 3, 1:] = first / 2, (t * first + second) / 2
+        p[0, 0, 0], p[1, 1, 0] = self._chance.sum(), self._square.sum()
+        p[0, 1, 0] = self._input.sum()
+        p = np.maximum(p, p.transpose(1, 0, 2))
+        growth = 2 * np.cumsum(p, axis=-1) - p[..., :1]
+        return np.stack([np.cumsum(growth, axis=-1), growth])
 
-    def _same_life(self, work: SlotWork, H: int) -> Floats:
-        a, c, w0, w1 = work.per_query, work.per_context, work.per_encode, work.per_prompt_token
-        aa, ac, cc = self._pairs
-        products = a * a * aa + a * c * ac + c * c * cc
-        t = np.arange(1, self.law.longest + 1)
-        decode = a + c * t
-        alive, first, second = (
-            tail[1:] for tail in (self.law.alive, self.law.input_alive, self.law.square_alive)
-        )
-        products[1:] += w0 * decode * alive + (w0 * c + w1 * decode) * first + w1 * c * second
-        products[0] += (
-            w0 * w0 + 2 * w0 * w1 * float(self._input.sum()) + w1 * w1 * float(self._square.sum())
-        )
-        return _fit(products, H)
+    def _around(self) -> tuple[Floats, Floats]:
+        """(work by iterations g before the next renewal, from the last iteration of the encode on), (works, g)."""
+        law, longest = self.law, self.law.longest
+        before, after = np.zeros((4, longest + 2)), np.zeros((4, longest + 1))
+        g = np.arange(1.0, longest + 1)
+        alive, inputs = law.alive[1:], law.input_alive[1:]
+        before[0, 1:], before[1, 1:] = self._chance, self._input  # at g = D + 1
+        before[2, 1:-1] = alive
+        before[3, 1:-1] = (1 - g) * alive + inputs + self._decodes_alive[1:]
+        after[0, 0], after[1, 0] = self._chance.sum(), self._input.sum()
+        after[2, 1:], after[3, 1:] = alive, g * alive + inputs
+        return before, after
 
-    def _mean_life(self, work: SlotWork) -> float:
-        return (
-            work.per_encode
-            + work.per_prompt_token * float(self._input.sum())
-            + work.per_query * self.law.decode_mean
-            + work.per_context * self.law.context_mean
-        )
+    def _other_lives(self, works: Floats, stay: Floats, H: Ints) -> Floats:
+        """Sums of mean products of work before a renewal and work after it, over a life, weighted 2 (H - h)."""
+        circle = self._circle(int(H.max()))
+        stays, at = np.unique(stay, return_inverse=True)
+        whole = np.floor(stays)
+        part = (stays - whole)[:, None]
+        encode = circle.powers(whole - 1) * (1 - part + part * circle.z)
+        renewal = encode / (1 - encode * circle.z * circle.life)  # (stays, points)
+        sums = np.empty(len(stay))
+        for window in np.unique(H):
+            those = np.flatnonzero(window == H)
+            by_works = circle.coefficients(renewal, int(window) - 1)[at[those]]
+            sums[those] = 2 * np.einsum("pi,pij,pj->p", works[those], by_works, works[those])
+        return sums
 
-    def _other_lives(self, work: SlotWork, stay: float, H: int) -> Floats:
-        """Mean products of work before a renewal and work after it, summed over a life, h iterations apart."""
-        a, c = work.per_query, work.per_context
-        longest = self.law.longest
-        encode = work.per_encode * self._chance + work.per_prompt_token * self._input
-        g = np.arange(1, longest + 1)
-        before = np.zeros(longest + 2)  # by iterations g before the next renewal
-        before[1 : longest + 1] = (a + c * (1 - g)) * self.law.alive[1:] + c * (
-            self.law.input_alive[1:] + self._decodes_alive[1:]
-        )
-        before[1:] += encode  # at g = D + 1
-        whole = int(stay)
-        part = stay - whole
-        t = np.arange(1, longest + 1)
-        after = np.zeros(longest + 1)  # from the last iteration of the encode on
-        after[0] = float(encode.sum())
-        after[1:] = (a + c * t) * self.law.alive[1:] + c * self.law.input_alive[1:]
-        life, first = np.zeros(H), np.zeros(H)
-        for e, weight in ((whole, 1 - part), (whole + 1, part)):
-            life += weight * _fit(np.append(np.zeros(e), self._chance), H)
-            first += weight * _fit(np.append(np.zeros(e - 1), after), H)
-        recursion = -life
-        recursion[0] += 1.0
-        mean = lfilter([1.0], recursion, first)
-        return np.asarray(np.convolve(before, mean)[:H])
+    def _circle(self, H: int) -> _Circle:
+        size = next_fast_len(2 * H + 2, real=True)
+        found = self._circles.get(size)
+        if found is None:
+            found = self._circles[size] = _Circle(size, self._chance, self._before, self._after)
+        return found
+
+
+class _Circle:
+    """Points z of a circle of radius below 1, and what generating functions are there, up to half as many terms."""
+
+    def __init__(self, size: int, chance: Floats, before: Floats, after: Floats) -> None:
+        self._size = size
+        self._log_z = np.log(ALIASED) / size - 2j * np.pi * np.arange(size // 2 + 1) / size
+        self.z = np.exp(self._log_z)
+        self.life, self.before, self.after = (self._at(each) for each in (chance, before, after))
+        self._weights = np.full(len(self.z), 2.0 / size)  # of a point and its conjugate
+        self._weights[0] = 1.0 / size
+        if size % 2 == 0:
+            self._weights[-1] = 1.0 / size
+
+    def _at(self, terms: Floats) -> Complexes:
+        terms = terms[..., : self._size]
+        scale = np.exp(np.log(ALIASED) / self._size * np.arange(terms.shape[-1]))
+        return np.asarray(np.fft.rfft(terms * scale, self._size))
+
+    def powers(self, exponents: Floats) -> Complexes:
+        """The points to each of these; (exponents, points)."""
+        distinct, index = np.unique(exponents, return_inverse=True)
+        return np.asarray(np.exp(distinct[:, None] * self._log_z)[index])
+
+    def coefficients(self, renewal: Complexes, n: int) -> Floats:
+        """The n-th of before(z) after(z) / (1 - z)**2 times functions of these values, (functions, works, works)."""
+        kernel = self._weights * np.exp(-n * self._log_z) / (1 - self.z) ** 2
+        pairs = (self.before[:, None] * self.after * kernel).reshape(16, -1)
+        return np.asarray((renewal @ pairs.T).real.reshape(-1, 4, 4))
 
 
 def _tails(values: Floats) -> Floats:
     return np.asarray(np.cumsum(values[::-1])[::-1])
-
-
-def _fit(values: Floats, n: int) -> Floats:
-    fitted = np.zeros(n)
-    fitted[: min(n, len(values))] = values[:n]
-    return fitted
