@@ -98,7 +98,7 @@ class RraModel:
         """Mean time of one encode, its dispatch and its decode phase."""
         decodes = self.decodes(batch, self.law.phase(interval))
         rounds_s = self.pipeline.round_s(decodes)
-        return self._turn_s(batch, decodes, rounds_s) + float(rounds_s.sum())
+        return self.turn_s(batch, decodes, rounds_s) + float(rounds_s.sum())
 
     def decodes(self, batch: int, phase: PhaseLaw) -> Times:
         """E[T_D] of a micro-batch at each iteration of a phase, nothing where nobody decodes."""
@@ -124,7 +124,7 @@ class RraModel:
             context_sd=np.sqrt(size * phase.context_var),
         )
 
-    def _turn_s(self, batch: int, decodes: Times, rounds_s: Floats) -> float:
+    def turn_s(self, batch: int, decodes: Times, rounds_s: Floats) -> float:
         """What an encode and its dispatch add to a cycle."""
         encode, passing = self._encode(batch, self.pipeline.excess_sds)
         first, first_pass = float(decodes.slowest_s[0]), float(decodes.pass_s[0])
@@ -185,7 +185,7 @@ class RraModel:
         else:
             excess = own_pass_s - float(self.encodes.times.pass_s[batch])
             apart = min(max(encode, first), first_pass / number)
-            turns_s = np.full(len(again), self._turn_s(batch, decodes, rounds_s))
+            turns_s = np.full(len(again), self.turn_s(batch, decodes, rounds_s))
         served = number * encode + (number - 1) * first + first_pass - float(rounds_s[0])
         begin_s = max(served, passing + (number - 1) * encode) - (number - 1) / 2 * (encode + apart)
         return Parts(
