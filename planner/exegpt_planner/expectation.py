@@ -91,6 +91,15 @@ class Hinges:
         z = (mean[..., None] - self.knots) / np.maximum(sd[..., None], TINY)
         return np.asarray(self.slope + ndtr(z) @ self.changes)
 
+    def slope_at_least(self, mean: Floats, sd_min: Floats, sd_max: Floats) -> Floats:
+        """A lower bound on `slope_mean` over all sd in [sd_min, sd_max] and all larger means, not below 0."""
+        distance = mean[..., None] - self.knots
+        up = self.changes > 0
+        sds = np.where(distance > 0, sd_max[..., None], sd_min[..., None])
+        chance = ndtr(distance[..., up] / np.maximum(sds[..., up], TINY))
+        least = self.slope + chance @ self.changes[up] + float(self.changes[~up].sum())
+        return np.asarray(np.maximum(least, 0.0))
+
     def mean_at_least(self, mean: Floats, sd_min: Floats, sd_max: Floats) -> Floats:
         """A lower bound on E[f(X)] over all sd in [sd_min, sd_max] and, if f does not fall, over all larger means."""
         distance = mean[..., None] - self.knots

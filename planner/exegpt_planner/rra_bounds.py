@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from exegpt_planner import memory
 from exegpt_planner.expectation import Hinges, hinge
+from exegpt_planner.rra_rounds import Rounds
 from exegpt_planner.search import Block, Blocked, Bounds
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.promise import Promise
@@ -88,7 +89,11 @@ class RraBounds:
         b = np.arange(1, model.max_batch + 1)
         encodes = model.encodes.times
         slowest_s, pass_s = encodes.slowest_s[1:], encodes.pass_s[1:]
-        spread_s = pass_s + (self._number - 1) * slowest_s + model.costs.dispatch_s
+        longest_s, longer_s = (
+            (pass_s - slowest_s) / pass_s * sds * encodes.pass_sd_s[1:]
+            for sds in (pipeline.excess_sds, pipeline.excess_mean_sds)
+        )
+        spread_s = pass_s + longest_s + (self._number - 1) * slowest_s + model.costs.dispatch_s
         self._spread_s = np.append(np.inf, spread_s)
         turn_s = spread_s
         if pipeline.is_filled:
@@ -101,7 +106,8 @@ class RraBounds:
         excess = own_encode.pass_s - pass_s
         if pipeline.is_filled:
             excess = own_encode.slowest_s - slowest_s
-        self._own_encode_s = np.append(np.inf, pass_s + excess)
+        first_s = pass_s + longer_s + (self._number - 1) / 2 * slowest_s
+        self._own_encode_s = np.append(np.inf, first_s + excess)
         mean, self._own_var = model.encodes.own_input(length)
         d = length - 1
         self._context_shortfall = float(max(0.0, np.max(own[:d] - mean - t[:d], initial=0.0)))
@@ -191,13 +197,28 @@ class RraBounds:
         least = self._slowest(block, envelope, 1.0)
         if self.model.pipeline.num_stages == 1:
             return least
-        floors = self._by_floors(block, envelope, self._whole)
+        floors = self._rounds(block, envelope, n1)
         if self.model.pipeline.is_filled:  # the first round is part of the turn
             by_floors, by_lines = floors[1:], self._by_lines(block, envelope, self._whole, 0.0)
         else:
             by_lines = self._by_lines(block, envelope, self._whole) * (n1 - 1) / n1
             by_floors = floors[:-1]
         return max(least, by_lines / number, float(by_floors.sum()) / block.x2)
+
+    def _rounds(self, block: Block, envelope: Envelope, n: int) -> Floats:
+        """A lower bound on rounds by their longest pass."""
+        s1, s2 = block.x1 / self._number, block.x2 / self._number
+        costs = self._whole.costs
+        fixed = costs.per_query.at_zero + costs.per_context.at_zero + costs.decode_fixed_s
+        times = self._any_iteration(block, envelope, self._whole, n)
+        times = times - fixed * np.exp(block.x1 * envelope.log_empty[:n])
+        sds = self.model.pipeline.excess_sds
+        for curve, (mean, low, high) in zip(
+            (costs.per_query, costs.per_context), _laws(envelope, n), strict=True
+        ):
+            low_sd, high_sd = np.sqrt(s1 * low), np.sqrt(s2 * high)
+            times = times + sds * curve.slope_at_least(s1 * mean, low_sd, high_sd) * low_sd
+        return np.asarray(np.maximum(times, 0.0))
 
     def _slowest(self, block: Block, envelope: Envelope, first: float) -> float:
         """A lower bound on the slowest stage's time per query encoded; of its first round only a share counts.
@@ -263,11 +284,10 @@ class RraBounds:
         own_s = float(self._own_encode_s[b1 : b2 + 1].min())
         if d == 0:
             return own_s
-        turns = -(-d // n2) - 1
         reach = min(d, n2)
         pass_s = self._own_iteration(block, envelope, self._whole, reach)
         if pipeline.num_stages == 1 and self._number == 1:
-            alone_s = round_s = pass_s
+            alone_s = others_s = round_s = pass_s
         else:
             alone_s = np.max(
                 [self._own_iteration(block, envelope, each, reach) for each in self._stages],
@@ -278,31 +298,24 @@ class RraBounds:
                 axis=0,
             )
             round_s = np.maximum(alone_s + (self._number - 1) * others_s, pass_s)
+            if self._number > 1:
+                round_s = np.maximum(round_s, self._rounds(block, envelope, reach))
         turn_s, spread_s = (
             float(values[b1 : b2 + 1].min()) for values in (self._turn_s, self._spread_s)
         )
+        seen = Rounds(
+            round_s=round_s,
+            alone_s=alone_s,
+            others_s=others_s,
+            number=self._number,
+            decodes=d,
+            intervals=(block.y1, block.y2),
+        )
         if pipeline.num_stages == 1 and self._number == 1:
-            total_s = d * _average(round_s)
-            if block.y1 == n2:
-                total_s = float(np.resize(round_s, d).sum())
-            return own_s + turns * turn_s + total_s
-        # The answer's own encode and its first round last w_e + t at least, as micro-batches close up.
-        first_s = float(alone_s.min()) if block.y1 < n2 else float(alone_s[0])
-        most_turns = -(-d // block.y1) - 1
-        if not pipeline.is_filled:
-            counted = max(0, d - 1 - most_turns)
-            return own_s + turns * turn_s + first_s + counted * _average(round_s[1:])
-        if block.y1 == n2:
-            rounds_s = np.resize(round_s, d)
-            again = np.arange(n2, d, n2)  # the rounds after another encode
-            total_s = float(rounds_s[1:].sum())
-            less_s = float((rounds_s - np.resize(alone_s, d))[again].sum())
-        else:
-            total_s = (d - 1) * _average(round_s[1:])
-            less_s = most_turns * _average(round_s[1:])
-        # As for throughput: a turn and its first round are either M t_e + round or w_e + (M - 1) t_e + t.
-        longer_s = max(turns * turn_s + total_s, turns * spread_s + total_s - less_s)
-        return own_s + first_s + longer_s
+            return own_s + seen.on_one_stage(turn_s)
+        if pipeline.is_filled:
+            return own_s + seen.where_filled(turn_s, spread_s)
+        return own_s + seen.where_unfilled(turn_s)
 
     def _sd_s(self, block: Block) -> float:
         """A lower bound on the deviation of that latency: what is encoded with the answer differs in length."""
@@ -356,11 +369,6 @@ class RraBounds:
         for curve, (mean, low, high) in zip(below.floors, _laws(envelope, n), strict=True):
             times = times + curve.mean_at_least(s1 * mean, np.sqrt(s1 * low), np.sqrt(s2 * high))
         return times
-
-
-def _average(times: Floats) -> float:
-    """What any terms of a sequence that does not rise, begun anew after as many or fewer, average at least."""
-    return float(np.minimum.accumulate(times).mean()) if times.size else 0.0
 
 
 def _laws(envelope: Envelope, n: int) -> tuple[tuple[Floats, Floats, Floats], ...]:
