@@ -21,33 +21,18 @@ from numpy.typing import NDArray
 
 from exegpt_planner import memory
 from exegpt_planner.expectation import Hinges, hinge
+from exegpt_planner.rra_envelopes import Envelope, envelopes_of
 from exegpt_planner.rra_rounds import Rounds
 from exegpt_planner.search import Block, Blocked, Bounds
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
-from exegpt_planner.windows import Windows
 
 Floats = NDArray[np.float64]
 
 _BEYOND_3_SDS = (
     3.83e-4  # E[(Z - 3)+]: what of a covered normal law lies beyond the curve's end, in sd
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Envelope:
-    """Bounds per query encoded, at iterations u = 1..N2 of a phase, over all N_D in N1..N2 (that reach u)."""
-
-    queries: Floats  # at least
-    queries_var_min: Floats
-    queries_var_max: Floats
-    context: Floats  # at least
-    context_var_min: Floats
-    context_var_max: Floats
-    log_empty: Floats  # at most
-    first_queries: float  # at u = 1, at most
-    first_context: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,9 +68,7 @@ class RraBounds:
             else tuple(_Below.of(costs) for costs in pipeline.stages)
         )
         t = np.arange(1, law.longest + 1)
-        alive, own, own_var = law.one_query(law.longest)
-        self._variances = Windows(alive * (1 - alive))
-        self._contexts, self._context_vars = Windows(own), Windows(own_var)
+        _, own, own_var = law.one_query(law.longest)
         b = np.arange(1, model.max_batch + 1)
         encodes = model.encodes.times
         slowest_s, pass_s = encodes.slowest_s[1:], encodes.pass_s[1:]
@@ -115,12 +98,12 @@ class RraBounds:
         contexts = (below.costs.per_context for below in (self._whole, *self._stages))
         self._falls = any(curve.least_slope < 0 for curve in contexts)
         self._least_vars = self._encode_vars()
-        self._envelopes: dict[tuple[int, int], Envelope] = {}
+        self._envelopes = envelopes_of(law)
 
     def of(self, block: Block, units: int) -> Bounds:
         """What no schedule in a block can beat on so many units."""
         b1, b2, n1, n2 = block.x1, block.x2, block.y1, block.y2
-        envelope = self._envelope(n1, n2)
+        envelope = self._envelopes.of(n1, n2)
         blocked = self._blocked(b1, envelope)
         if blocked is not None:
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
@@ -134,48 +117,6 @@ class RraBounds:
         return Bounds(
             throughput=units / per_query_s,
             promised_s=self.promise.promised_s(self._latency(block, envelope), self._sd_s(block)),
-        )
-
-    def _envelope(self, n1: int, n2: int) -> Envelope:
-        found = self._envelopes.get((n1, n2))
-        if found is None:
-            found = self._exact(n1) if n1 == n2 else self._windowed(n1, n2)
-            self._envelopes[n1, n2] = found
-        return found
-
-    def _exact(self, interval: int) -> Envelope:
-        phase = self.model.law.phase(interval)
-        return Envelope(
-            queries=phase.queries,
-            queries_var_min=phase.queries_var,
-            queries_var_max=phase.queries_var,
-            context=phase.context,
-            context_var_min=phase.context_var,
-            context_var_max=phase.context_var,
-            log_empty=phase.log_empty,
-            first_queries=float(phase.queries[0]),
-            first_context=float(phase.context[0]),
-        )
-
-    def _windowed(self, n1: int, n2: int) -> Envelope:
-        longest = self.model.law.longest
-        cycles = np.arange(max(1, -(-longest // n1)))[:, None]
-        u = np.arange(n2)[None, :]  # the arrays of t start at t = 1
-        start, end = cycles * n1 + u, cycles * n2 + u
-        low_var, high_var = self._variances.extremes(start, end)
-        context, high_context = self._contexts.extremes(start, end)
-        low_context_var, high_context_var = self._context_vars.extremes(start, end)
-        widest = self.model.law.phase(n2)
-        return Envelope(
-            queries=widest.queries,
-            queries_var_min=low_var.sum(axis=0),
-            queries_var_max=high_var.sum(axis=0),
-            context=context.sum(axis=0),
-            context_var_min=low_context_var.sum(axis=0),
-            context_var_max=high_context_var.sum(axis=0),
-            log_empty=widest.log_empty,
-            first_queries=float(self.model.law.phase(n1).queries[0]),
-            first_context=float(high_context[:, 0].sum()),
         )
 
     def _blocked(self, batch: int, envelope: Envelope) -> Blocked | None:
