@@ -9,12 +9,15 @@ from exegpt_planner.events.policies import run_static
 from exegpt_planner.events.queries import Backlog
 from exegpt_planner.events.records import Until
 from exegpt_planner.events.stages import LayoutStages
+from exegpt_planner.layout import Typical
+from exegpt_planner.plan import Bound, make_plan
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import StaticSchedule
+from exegpt_planner.shapes import shapes
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.static import StaticModel
-from planner.test_layouts import FOUR, LAW
+from planner.test_layouts import BUDGET, FOUR, LAW, OPT
 from planner.test_pipelined import shape_of
 
 
@@ -56,3 +59,27 @@ def test_batches_take_what_the_simulation_says(
     )
     predicted = (with_it if early else without).throughput(batch)
     assert predicted == pytest.approx(run.queries_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("bound_s", [4.0, 12.0])
+def test_the_choice_is_never_below_static_batches_on_any_shape(bound_s: float) -> None:
+    plan = make_plan(
+        table=FOUR,
+        model=OPT,
+        workload=LAW.workload,
+        bound=Bound(seconds=bound_s, mode="mean"),
+        memory=BUDGET,
+        strategies=("RRA",),
+        workers=4,
+        with_sensitivity=False,
+    )
+    prompts, length = prompt_moments(LAW.workload), LAW.workload.output.quantile(0.99)
+    for shape in shapes(FOUR, OPT, BUDGET, Typical.of(LAW, FOUR), 4):
+        unit = RraModel(Pipeline.of(shape, FOUR), LAW, prompts, 160)
+        for early in (True, False):
+            static = StaticModel(unit, early_termination=early)
+            for batch in range(shape.micro_batches, unit.max_batch + 1, 24):
+                fits = static.kv_need(batch) <= shape.room.kv_tokens
+                if fits and static.latency_s(batch, length) <= bound_s:
+                    reached = shape.units * static.throughput(batch)
+                    assert reached <= plan.prediction.queries_per_s * (1 + 1e-9)
