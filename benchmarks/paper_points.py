@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from exegpt_cli.imagined import RESERVE_BYTES
 from exegpt_planner.builtin_models import builtin_model
-from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.completion import law_on
 from exegpt_planner.hardware.analytic import analytic_table
 from exegpt_planner.hardware.calibrations import calibration
 from exegpt_planner.hardware.clusters import cluster_of
@@ -82,11 +82,9 @@ class Static:
 
 
 def scenarios(calibrated: str = "datasheet") -> Iterator[Scenario]:
-    """Those of the paper that decoder-only planning covers."""
+    """Those of the paper."""
     for name, device, devices, tasks in CLUSTERS:
         model = builtin_model(name)
-        if not model.encode_samples:
-            continue  # an encoder-decoder model: its steps are not planned yet
         cluster = cluster_of(device, devices)
         efficiencies = calibration(device, calibrated if device == "a40" else "datasheet")
         table = analytic_table(model, cluster, DTYPE, efficiencies=efficiencies)
@@ -111,7 +109,7 @@ def scenarios(calibrated: str = "datasheet") -> Iterator[Scenario]:
 def _static(
     table: ProfileTable, model: ModelSpec, workload: Workload, memory: MemoryBudget, devices: int
 ) -> Static:
-    law, prompts = CompletionLaw(workload), prompt_moments(workload)
+    law, prompts = law_on(table, workload), prompt_moments(workload)
     degree = min(8, devices)
     layout = next(
         each
@@ -128,6 +126,6 @@ def _static(
         plain=StaticModel(unit, early_termination=False),
         early=StaticModel(unit, early_termination=True),
         kv_tokens=room.kv_tokens,
-        length=workload.output.quantile(0.99),
+        length=law.workload.output.quantile(0.99),
         most=min(most, max(2 * STEP + 1, 2 * room.kv_tokens // longest)),
     )

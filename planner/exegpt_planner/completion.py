@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -73,6 +74,11 @@ class CompletionLaw:
     def decode_mean(self) -> float:
         """E[D], iterations."""
         return float(self.alive[1:].sum())
+
+    @property
+    def output_mean(self) -> float:
+        """E[L], tokens of an answer."""
+        return self.decode_mean + 1 - self.workload.delay
 
     @property
     def context_mean(self) -> float:
@@ -151,3 +157,8 @@ def _scale(phase: PhaseLaw, factor: float) -> PhaseLaw:
         context_var=phase.context_var * factor,
         log_empty=phase.log_empty * factor,
     )
+
+
+def law_on(table: ProfileTable, workload: Workload, law: PoolLaw = "exact") -> CompletionLaw:
+    """The laws of a workload on a table's model."""
+    return CompletionLaw(workload if table.encoder is None else workload.delayed(), law)

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
-from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.layout import Typical
@@ -165,10 +165,10 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     `memory` is of one of the `workers`, that is devices. Where the table does not say what sharing a model costs, each
     holds the whole of it. The sensitivity takes four more searches.
     """
-    law = CompletionLaw(workload)
+    law = law_on(table, workload)
     left_out = _left_out(strategies, table, law, workers)
     planned = [name for name in STRATEGIES if name in strategies and name not in left_out]
-    promise = _promise(bound, workload, table)
+    promise = _promise(bound, law, table)
     some = _shapes(table, model, memory, law, workers)
     sites = {name: sites_of(name, some, table, law) for name in planned}
     left_out |= {name: nowhere(name) for name, each in sites.items() if not each}
@@ -192,7 +192,7 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
         schedule=space.schedule(best.point),
         prediction=space.predict(best.point),
         bound=bound,
-        length_tokens=promise.length,
+        length_tokens=promise.length - law.workload.delay,
         error_margin=table.error_p95,
         alternatives=(
             *alternatives(spaces, found, bound.seconds),
@@ -256,8 +256,8 @@ def _nearest(question: _Question) -> list[StrategySpace]:
     return sorted(every, key=least_s)[:NEAREST]
 
 
-def _promise(bound: Bound, workload: Workload, table: ProfileTable) -> Promise:
-    length = workload.output.quantile(bound.percentile_length / 100)
+def _promise(bound: Bound, law: CompletionLaw, table: ProfileTable) -> Promise:
+    length = law.workload.output.quantile(bound.percentile_length / 100)
     if bound.mode == "mean":
         return Promise.of_mean(length=length)
     return Promise.full(length=length, error=table.error_p95)

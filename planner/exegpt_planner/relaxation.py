@@ -209,7 +209,7 @@ class Relaxation:
         most = {g: max(s.layers for s in stages if s.degree == g) for g in degrees}
         total = {g: sum(s.layers for s in stages if s.degree == g) for g in degrees}
         overhead_s = self._table.step_overhead_s
-        encodes = self._encode_lines(shape, lines, most, total)
+        encodes = self._encode_lines(shape, lines)
         found: list[tuple[float, ...]] = []
         for g in degrees:
             scale = most[g]
@@ -237,11 +237,16 @@ class Relaxation:
         self,
         shape: Shape,
         lines: dict[int, _LayerLines],
-        most: dict[int, int],
-        total: dict[int, int],
     ) -> list[tuple[float, float, float, float]]:
         """(a turn's seconds, more a query; those of the answer's own encode), each below all there are."""
         number, num_stages = shape.micro_batches, len(shape.layout.stages)
+        is_apart = self._table.encoder is not None
+        layers = [
+            (each.degree, each.encoder_layers if is_apart else each.layers)
+            for each in shape.layout.stages
+        ]
+        most = {g: max(count for degree, count in layers if degree == g) for g in lines}
+        total = {g: sum(count for degree, count in layers if degree == g) for g in lines}
         overhead_s, dispatch_s = self._table.step_overhead_s, self._table.dispatch_s
         less_s = sum(total[g] * lines[g].shorter_s for g in lines)
         found = []

@@ -22,10 +22,10 @@ from exegpt_planner.schedule import (
     WaaSchedule,
 )
 from exegpt_planner.search import Point, Space
-from exegpt_planner.shapes import Room, Shape
+from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
-from exegpt_planner.simulator.pipeline import Pipeline
+from exegpt_planner.simulator.pipeline import Pipeline, pipeline_of
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -65,6 +65,8 @@ Model = RraModel | CraModel | WaaModel
 
 def unplannable(strategy: str, table: ProfileTable, law: CompletionLaw, workers: int) -> str | None:
     """Why a strategy cannot be planned at all, or None."""
+    if strategy == "WAA" and table.encoder is not None:
+        return "is not planned for encoder-decoder models yet"
     if strategy == "CRA" and table.encoder is not None:
         return "needs a decoder-only model: an encoder's steps cannot ride on a decoder's"
     if strategy != "WAA":
@@ -158,22 +160,6 @@ def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Mo
             return CraModel(costs, law, prompts)
         case WaaSchedule(encoders=encoders, decoders=decoders):
             return WaaModel(costs, hand_over_of(table), law, prompts, (encoders, decoders))
-
-
-def pipeline_of(schedule: RraSchedule, table: ProfileTable) -> Pipeline:
-    """The pipeline that a schedule runs on."""
-    if schedule.layout is None:
-        return Pipeline.one_device(table)
-    nothing = Room(kv_tokens=0, activation_tokens=0.0, stage=0)
-    return Pipeline.of(
-        Shape(
-            units=schedule.units,
-            layout=schedule.layout,
-            micro_batches=schedule.micro_batches,
-            room=nothing,
-        ),
-        table,
-    )
 
 
 def space_of(

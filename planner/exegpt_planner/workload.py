@@ -52,6 +52,7 @@ class Workload:
     pairs: Ints | None = None  # (n, 2), a trace's requests, which samples are drawn from
     probe_share: float = 0.0  # of requests that are probes
     probe_length: int = 0  # output tokens of a probe
+    delay: int = 0  # tokens in `output` that are none: see `delayed`
 
     @classmethod
     def independent(cls, inputs: LengthLaw, outputs: LengthLaw, *, source: str) -> Self:
@@ -120,6 +121,19 @@ class Workload:
     def percentile_length(self, percentile: float) -> int:
         """The smallest output length that `percentile` % of the answers do not exceed."""
         return self.output.quantile(percentile / 100)
+
+    def delayed(self) -> Workload:
+        """The same for a model whose encode samples nothing, as T5's: an answer of L tokens takes L decode iterations.
+
+        All laws count an answer's first token as the encode's, so here every answer is one token longer.
+        """
+        return replace(
+            self,
+            output=LengthLaw(pmf=np.append(0.0, self.output.pmf)),
+            input_mean=np.append(self.input.mean, self.input_mean),
+            input_square=np.append(self.input.square, self.input_square),
+            delay=1,
+        )
 
     def with_probes(self, share: float = 0.2, *, percentile: float = 99) -> Workload:
         """This workload with a `share` of extra answers of the percentile's length, their inputs drawn at random.

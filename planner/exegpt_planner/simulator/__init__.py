@@ -6,7 +6,7 @@ length.
 
 from __future__ import annotations
 
-from exegpt_planner.completion import CompletionLaw, PoolLaw
+from exegpt_planner.completion import CompletionLaw, PoolLaw, law_on
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import (
@@ -18,7 +18,7 @@ from exegpt_planner.schedule import (
 )
 from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
-from exegpt_planner.simulator.pipeline import Pipeline
+from exegpt_planner.simulator.pipeline import pipeline_of
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -37,11 +37,11 @@ def simulate(
 
     `law` "paper" is the paper's biased pool law, for comparison (RRA only; the others' pools are not affected).
     """
-    length = workload.output.quantile(percentile_length / 100)
+    length = law_on(table, workload).workload.output.quantile(percentile_length / 100)
     promise = Promise.full(length=length, error=table.error_p95)
     match schedule:
         case RraSchedule():
-            return _rra(table, workload, law).predict(schedule, promise)
+            return _rra(schedule, table, workload, law).predict(schedule, promise)
         case CraSchedule():
             return _cra(table, workload).predict(schedule, promise)
         case WaaSchedule():
@@ -52,8 +52,11 @@ def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, leng
     """Mean latency of an answer of `length` tokens, from the start of its encode, s."""
     match schedule:
         case RraSchedule():
-            return _rra(table, workload, "exact").latency_mean_s(
-                schedule.encode_batch, schedule.encode_interval, length
+            model = _rra(schedule, table, workload, "exact")
+            return model.latency_mean_s(
+                schedule.encode_batch,
+                schedule.encode_interval,
+                length + model.law.workload.delay,
             )
         case CraSchedule():
             return _cra(table, workload).latency_mean_s(
@@ -65,10 +68,9 @@ def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, leng
             )
 
 
-def _rra(table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
-    return RraModel(
-        Pipeline.one_device(table), CompletionLaw(workload, law), prompt_moments(workload)
-    )
+def _rra(schedule: RraSchedule, table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
+    pipeline = pipeline_of(schedule, table)
+    return RraModel(pipeline, law_on(table, workload, law), prompt_moments(workload))
 
 
 def _cra(table: ProfileTable, workload: Workload) -> CraModel:

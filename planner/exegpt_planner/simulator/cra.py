@@ -219,7 +219,7 @@ class CraModel:
         own_encode_s = float(run.latencies(promise.length).encode_s[at])
         return Prediction(
             queries_per_s=rate,
-            tokens_per_s=rate * (self.law.decode_mean + 1),
+            tokens_per_s=rate * self.law.output_mean,
             cycle_s=cycle_s,
             encode_share=float(encode_s[at]) / cycle_s,
             first_token_s=own_encode_s - self.costs.dispatch_s,

@@ -23,7 +23,8 @@ from scipy.special import ndtri
 
 from exegpt_planner.layout import Layout, bills, slowest_kinds
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.shapes import Shape
+from exegpt_planner.schedule import RraSchedule
+from exegpt_planner.shapes import Room, Shape
 from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
 
 Floats = NDArray[np.float64]
@@ -104,6 +105,22 @@ class Pipeline:
         """From one iteration of a micro-batch to its next."""
         longest_s = times.pass_s + self.excess_sds * times.pass_sd_s
         return np.maximum(self.micro_batches * times.slowest_s, longest_s)
+
+
+def pipeline_of(schedule: RraSchedule, table: ProfileTable) -> Pipeline:
+    """The pipeline that a schedule runs on."""
+    if schedule.layout is None:
+        return Pipeline.one_device(table)
+    nothing = Room(kv_tokens=0, activation_tokens=0.0, stage=0)
+    return Pipeline.of(
+        Shape(
+            units=schedule.units,
+            layout=schedule.layout,
+            micro_batches=schedule.micro_batches,
+            room=nothing,
+        ),
+        table,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -272,7 +272,7 @@ class RraModel:
         pool_mean, pool_sd = _running_pool(batch, phase)
         return Prediction(
             queries_per_s=rate,
-            tokens_per_s=rate * (self.law.decode_mean + 1),
+            tokens_per_s=rate * self.law.output_mean,
             cycle_s=cycle_s,
             encode_share=(cycle_s - decodes_s - self.costs.dispatch_s) / cycle_s,
             first_token_s=float(self.encodes.times.pass_s[batch]),

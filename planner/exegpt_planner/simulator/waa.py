@@ -196,7 +196,7 @@ class WaaModel:
         latency = self.latency(batch, pool, promise.length)
         return Prediction(
             queries_per_s=rate,
-            tokens_per_s=rate * (self.law.decode_mean + 1),
+            tokens_per_s=rate * self.law.output_mean,
             cycle_s=float(state.iteration_s[0]),
             encode_share=float(state.busy[0]),
             first_token_s=float(self.encodes.mean_s[batch] + self._sent_s[batch]),
