@@ -90,7 +90,7 @@ def simulate(options: SimulateOptions, *, output: Output = Format.TEXT) -> None:
 
         exegpt simulate -f examples/laptop.yaml --strategy RRA --timeline rra.svg
 
-        exegpt simulate -f examples/laptop.yaml --queries 100000 -o json
+        exegpt simulate --model opt-13b --device a40 --gpus 4 --task S --bound 5.9 --strategy RRA --timeline rra.svg
     """
     from exegpt_cli.simulate import run_simulate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from exegpt_cli.cache import Cache
 from exegpt_cli.imagined import imagine
@@ -15,11 +16,20 @@ from exegpt_cli.wanted import Wanted, read_wanted
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.workload import Workload
+
+
+class Asked(NamedTuple):
+    """A plan and what it rests on."""
+
+    workload: Workload
+    table: ProfileTable
+    plan: Plan
 
 
 def show_plan(options: PlanOptions, *, output: Format) -> None:
     """Print the plan that the options ask for."""
-    plan = _plan(options)
+    plan = asked(options).plan
     answer(plan.model_dump_json(indent=2) if output is Format.JSON else plan_text(plan))
 
 
@@ -27,19 +37,22 @@ def show_explanation(options: PlanOptions) -> None:
     """Print why that plan is what it is."""
     from exegpt_planner.explain import explain
 
-    answer(explain(_plan(options)))
+    answer(explain(asked(options).plan))
 
 
-def _plan(options: PlanOptions) -> Plan:
+def asked(options: PlanOptions) -> Asked:
+    """What the options ask for, planned."""
     if options.imagined:
         with progress("Planning"):
-            return imagine(options).plan()
+            imagined = imagine(options)
+            return Asked(imagined.workload, imagined.table, imagined.plan())
     if options.file is None:
         raise InvalidSpec(
             "the command line",
             ["-f FILE is missing; or --model, --device, --gpus, --task and --bound in its place"],
         )
-    return planned(options.file, options.strategy)[2]
+    wanted, table, plan = planned(options.file, options.strategy)
+    return Asked(wanted.workload, table, plan)
 
 
 def show_profile(file: Path, *, again: bool, output: Format) -> None:

@@ -1,6 +1,7 @@
-"""What `exegpt plan` and `explain` take on their lines. Imports nothing heavy, for `--help` reads it."""
+"""What `exegpt plan` and `explain` take on their lines. Imports nothing heavy, for `--help` reads it.
 
-from __future__ import annotations
+Annotations are not put off here: options that extend these are read from another module.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -65,6 +66,6 @@ class PlanOptions:
         about_manifests = ("file", "strategy")
         return [
             f"--{each.name.replace('_', '-')}"
-            for each in fields(self)
+            for each in fields(PlanOptions)
             if each.name not in about_manifests and getattr(self, each.name) != each.default
         ]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from exegpt_cli.output import Format, answer, check_writable, print_table, progress, say
-from exegpt_cli.plan import planned
+from exegpt_cli.plan import asked
 from exegpt_cli.simulate_options import SimulateOptions
 from exegpt_cli.summary import knobs
 from exegpt_planner.errors import InvalidSpec
@@ -42,9 +42,9 @@ def run_simulate(options: SimulateOptions, *, output: Format) -> None:
     """Plan as `exegpt plan` does, simulate that schedule, and print both."""
     if options.timeline is not None:
         _check_timeline(options.timeline)
-    wanted, table, plan = planned(options.file, options.strategy)
+    workload, table, plan = asked(options)
     with progress(f"Simulating {options.queries} queries"):
-        seen = simulated(plan.schedule, table, wanted.workload, options)
+        seen = simulated(plan.schedule, table, workload, options)
     if options.timeline is not None:
         options.timeline.write_text(drawn(seen, plan, options.timeline), encoding="utf-8")
         say(f"The timeline is in {options.timeline}")

@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
-from exegpt_cli.options import File, Strategy
+from exegpt_cli.plan_options import PlanOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
-    """The options of `exegpt simulate`, as given."""
+class SimulateOptions(PlanOptions):
+    """The options of `exegpt simulate`, as given: those of `plan`, and how to simulate."""
 
-    file: File
-    strategy: Strategy = None
     queries: Annotated[
         int, typer.Option(min=100, help="Queries to simulate after a warm-up of a quarter as many.")
     ] = 20_000

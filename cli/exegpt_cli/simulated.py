@@ -16,9 +16,9 @@ from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule, WaaSchedule
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.models import model_for
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
-from exegpt_planner.strategies import model_for
 from exegpt_planner.workload import Workload
 
 MOST_LENGTHS = 64  # predicted; the others by interpolation between their neighbours

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exegpt_planner.in_words import on_units
+from exegpt_planner.in_words import each_a_group, on_units
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
@@ -17,16 +17,14 @@ def knobs(schedule: Schedule) -> str:
         case RraSchedule(encode_batch=batch, encode_interval=interval):
             each = f"encode {batch} queries, then {interval} decode iterations, in turn"
             return f"RRA: {each}{on_units(schedule)}"
-        case CraSchedule(pool=pool, chunk_tokens=chunk, units=units):
-            return (
-                f"CRA: hold {pool} queries, encode at most {chunk} tokens an iteration{_on(units)}"
-            )
+        case CraSchedule(pool=pool, chunk_tokens=chunk):
+            each = f"hold {pool} queries, encode at most {chunk} tokens an iteration"
+            return f"CRA: {each}{on_units(schedule)}"
         case WaaSchedule(encoders=x, decoders=y, encode_batch=batch, pool=pool):
-            return f"WAA: {x} + {y} workers, encode {batch} queries at a time, decode at most {pool} in each pool"
-
-
-def _on(units: int) -> str:
-    return f", on each of {units} workers" if units > 1 else ""
+            return (
+                f"WAA: {x} + {y} workers, encode {batch} queries at a time, decode at most {pool} in each pool"
+                f"{each_a_group(schedule)}"
+            )
 
 
 def plan_text(plan: Plan) -> str:
@@ -67,7 +65,7 @@ def _where(schedule: Schedule) -> str:
         case WaaSchedule(decoders=num) if num > 1:
             return f" of each of {num} decoders"
         case RraSchedule(units=num) | CraSchedule(units=num) if num > 1:
-            return f" of each of {num} workers"
+            return f" of each of {num} {'workers' if schedule.layout is None else 'units'}"
     return ""
 
 

@@ -74,7 +74,12 @@ class CraSpace:
         return 1, self.whole.y2
 
     def schedule(self, point: Point) -> CraSchedule:
-        return CraSchedule(pool=point[0], chunk_tokens=self._chunk(point), units=self.units)
+        return CraSchedule(
+            pool=point[0],
+            chunk_tokens=self._chunk(point),
+            units=self.units,
+            layout=self.model.layout,
+        )
 
     def predict(self, point: Point) -> Prediction:
         return self.model.predict(self.schedule(point), self.promise)

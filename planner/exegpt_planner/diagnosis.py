@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
-from exegpt_planner.in_words import on_units
-from exegpt_planner.schedule import RraSchedule
+from exegpt_planner.in_words import each_a_group, on_units
+from exegpt_planner.schedule import WaaSchedule
 from exegpt_planner.search import Candidate, fastest
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import StrategySpace
@@ -33,9 +33,9 @@ def describe(space: StrategySpace, best: Candidate) -> str:
     schedule = space.schedule(best.point)
     knobs = schedule.model_dump(exclude={"strategy", "layout"})
     text = f"{space.strategy} with " + ", ".join(f"{knob}={value}" for knob, value in knobs.items())
-    return text + (
-        on_units(schedule) if isinstance(schedule, RraSchedule) and schedule.layout else ""
-    )
+    if isinstance(schedule, WaaSchedule):
+        return text + each_a_group(schedule)
+    return text + (on_units(schedule) if schedule.layout is not None else "")
 
 
 def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:

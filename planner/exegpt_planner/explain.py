@@ -59,7 +59,7 @@ def _where(plan: Plan) -> str:
         case WaaSchedule(decoders=num) if num > 1:
             return f", in each of {num} decoders"
         case RraSchedule(units=num) | CraSchedule(units=num) if num > 1:
-            return f", in each of {num} workers"
+            return f", in each of {num} {'workers' if plan.schedule.layout is None else 'units'}"
     return ""
 
 

@@ -18,26 +18,33 @@ def words(schedule: Schedule) -> str:
         case CraSchedule():
             return (
                 f"CRA: hold {schedule.pool} queries by refilling every iteration, encoding at most "
-                f"{schedule.chunk_tokens} tokens in each{_each(schedule.units)}"
+                f"{schedule.chunk_tokens} tokens in each{on_units(schedule)}"
             )
         case WaaSchedule():
             return (
                 f"WAA: {_workers(schedule.encoders, 'encodes', 'encode')} {schedule.encode_batch} queries at a time, "
                 f"{_workers(schedule.decoders, 'decodes', 'decode')} at most {schedule.pool}"
-                f"{' each' if schedule.decoders > 1 else ''}"
+                f"{' each' if schedule.decoders > 1 else ''}{each_a_group(schedule)}"
             )
 
 
-def on_units(schedule: RraSchedule) -> str:
-    """Where an RRA schedule runs, in words; nothing for one device."""
+def on_units(schedule: RraSchedule | CraSchedule) -> str:
+    """Where it runs, in words; nothing for one device."""
     layout = schedule.layout
     if layout is None:
         return _each(schedule.units)
     each = f"on each of {schedule.units} units of " if schedule.units > 1 else "on "
     stages = Counter(stage.degree for stage in layout.stages)
     parts = [_stages(number, degree) for degree, number in sorted(stages.items(), reverse=True)]
-    parts += [f"in {schedule.micro_batches} micro-batches"] * (schedule.micro_batches > 1)
+    if isinstance(schedule, RraSchedule) and schedule.micro_batches > 1:
+        parts.append(f"in {schedule.micro_batches} micro-batches")
     return f", {each}{layout.devices} devices: {', '.join(parts)}"
+
+
+def each_a_group(schedule: WaaSchedule) -> str:
+    """What every worker of it is, in words; nothing for a device."""
+    layout = schedule.layout
+    return "" if layout is None else f", every one a tensor-parallel group of {layout.degree}"
 
 
 def _stages(number: int, degree: int) -> str:

@@ -100,6 +100,18 @@ class HandOverCurves(StrictModel):
     joined: Curve  # of the decoder's steps, more than without: KV landed beside them and copied in
     exposed: Curve  # from the end of the encode to the arrival of the last byte
 
+    def shared(self, degree: int) -> Self:
+        """The same between groups of `degree` devices, each of which sends and joins its share."""
+
+        def of_shares(curve: Curve) -> Curve:
+            return Curve(x=tuple(degree * x for x in curve.x), seconds=curve.seconds)
+
+        return type(self)(
+            sent=of_shares(self.sent),
+            joined=of_shares(self.joined),
+            exposed=of_shares(self.exposed),
+        )
+
 
 class DegreeCurves(StrictModel):
     """Seconds on a tensor-parallel group of `degree` devices, its all-reduces apart."""

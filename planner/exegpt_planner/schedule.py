@@ -56,6 +56,9 @@ class CraSchedule(StrictModel):
     pool: int = Field(ge=1)  # B_D, queries, those being encoded included
     chunk_tokens: int = Field(ge=1)  # C, encode tokens a step at most
     units: int = Field(default=1, ge=1)  # R, equal parts that each run this
+    layout: Layout | None = Field(  # of a unit; None: a device holds the whole model
+        default=None, exclude_if=lambda value: value is None
+    )
 
 
 class WaaSchedule(StrictModel):
@@ -68,7 +71,15 @@ class WaaSchedule(StrictModel):
     pool: int = Field(
         ge=1
     )  # B_D of a decoder, queries being encoded for it and handed over included
+    layout: Layout | None = Field(  # of an instance; None: a device holds the whole model
+        default=None, exclude_if=lambda value: value is None
+    )
     adjustment: Adjustment | None = Field(default=None, exclude_if=lambda value: value is None)
+
+    @property
+    def units(self) -> int:
+        """Encoders and decoders: instances of the layout."""
+        return self.encoders + self.decoders
 
 
 class StaticSchedule(StrictModel):

@@ -14,18 +14,16 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.rra_space import RraSpace
 from exegpt_planner.schedule import (
-    CraSchedule,
     Prediction,
-    RraSchedule,
     Schedule,
     Split,
-    WaaSchedule,
 )
 from exegpt_planner.search import Point, Space
 from exegpt_planner.shapes import Shape
-from exegpt_planner.simulator.costs import costs_of, hand_over_of
+from exegpt_planner.simulator.costs import hand_over_of
 from exegpt_planner.simulator.cra import CraModel
-from exegpt_planner.simulator.pipeline import Pipeline, pipeline_of
+from exegpt_planner.simulator.models import Model
+from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -58,9 +56,6 @@ class StrategySpace(Space, Protocol):
     def promised_for(self, point: Point, length: int) -> float:
         """What the schedule promises for answers of `length` tokens."""
         ...
-
-
-Model = RraModel | CraModel | WaaModel
 
 
 def unplannable(strategy: str, table: ProfileTable, law: CompletionLaw, workers: int) -> str | None:
@@ -100,12 +95,14 @@ class Site:
                 fitting = int(self.shape.room.kv_tokens / prompts.tokens) + 1
                 return RraModel(pipeline, self.law, prompts, fitting)
             case "CRA":
-                return CraModel(pipeline.whole, self.law, prompts)
+                return CraModel(pipeline.whole, self.law, prompts, pipeline.layout)
             case "WAA":
                 assert self.split is not None, "a site of WAA has a split"
                 hand_over = hand_over_of(self.table, self.shape.layout.degree)
                 most = _most_queries(self.shape, self.table, self.law)
-                return WaaModel(pipeline.whole, hand_over, self.law, prompts, self.split, most)
+                return WaaModel(
+                    pipeline.whole, hand_over, self.law, prompts, self.split, most, pipeline.layout
+                )
             case _:
                 raise AssertionError(self.strategy)
 
@@ -148,18 +145,6 @@ def nowhere(strategy: str) -> str:
             f"{WAA_QUERIES:,} queries; none do"
         )
     return "is planned where one group of devices holds the whole model; none does"
-
-
-def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Model:
-    """The simulator of a schedule."""
-    costs, prompts = costs_of(table), prompt_moments(law.workload)
-    match schedule:
-        case RraSchedule():
-            return RraModel(pipeline_of(schedule, table), law, prompts)
-        case CraSchedule():
-            return CraModel(costs, law, prompts)
-        case WaaSchedule(encoders=encoders, decoders=decoders):
-            return WaaModel(costs, hand_over_of(table), law, prompts, (encoders, decoders))
 
 
 def space_of(

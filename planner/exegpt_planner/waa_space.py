@@ -103,6 +103,7 @@ class WaaSpace:
             decoders=decoders,
             encode_batch=batch,
             pool=pool,
+            layout=self.model.layout,
             adjustment=waa_adjustment(workload, batch, reach=reach),
         )
 

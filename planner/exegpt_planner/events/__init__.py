@@ -13,7 +13,7 @@ from exegpt_planner.events.policies import run_static
 from exegpt_planner.events.queries import Backlog
 from exegpt_planner.events.records import Run, Until
 from exegpt_planner.events.rra import run_rra
-from exegpt_planner.events.stages import TableStages
+from exegpt_planner.events.stages import LayoutStages, Stages, TableStages
 from exegpt_planner.events.waa import Machines, run_waa
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import (
@@ -27,11 +27,16 @@ from exegpt_planner.schedule import (
 
 
 def run(schedule: AnySchedule, table: ProfileTable, backlog: Backlog, until: Until) -> Run:
-    """A schedule on workers that each hold all layers: one unit of RRA or CRA, all workers of WAA."""
-    stages = TableStages(table)
+    """A schedule on its layout, or on workers that hold all layers: one unit of RRA or CRA, all instances of WAA."""
+    stages: Stages = TableStages(table)
+    degree = 1
+    if not isinstance(schedule, StaticSchedule | OrcaSchedule) and schedule.layout is not None:
+        stages = LayoutStages(table, schedule.layout, units=schedule.units)
+        degree = schedule.layout.degree
     match schedule:
         case RraSchedule():
-            return run_rra(schedule, stages, backlog, until)
+            number = schedule.micro_batches
+            return run_rra(schedule, stages, backlog, until, micro_batches=number)
         case CraSchedule():
             return run_cra(schedule, stages, backlog, until)
         case StaticSchedule():
@@ -44,5 +49,6 @@ def run(schedule: AnySchedule, table: ProfileTable, backlog: Backlog, until: Unt
                     "the profile holds no times of handing over KV, without which WAA cannot be simulated. "
                     "Profile two workers or more."
                 )
-            machines = Machines(encoder=stages, decoder=stages, hand_over=table.hand_over)
+            hand_over = table.hand_over.shared(degree)
+            machines = Machines(encoder=stages, decoder=stages, hand_over=hand_over)
             return run_waa(schedule, machines, backlog, until)

@@ -6,9 +6,8 @@ length.
 
 from __future__ import annotations
 
-from exegpt_planner.completion import CompletionLaw, PoolLaw, law_on
+from exegpt_planner.completion import PoolLaw, law_on
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import (
     CraSchedule,
     Prediction,
@@ -16,9 +15,8 @@ from exegpt_planner.schedule import (
     Schedule,
     WaaSchedule,
 )
-from exegpt_planner.simulator.costs import costs_of, hand_over_of
 from exegpt_planner.simulator.cra import CraModel
-from exegpt_planner.simulator.pipeline import pipeline_of
+from exegpt_planner.simulator.models import model_for
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -37,52 +35,31 @@ def simulate(
 
     `law` "paper" is the paper's biased pool law, for comparison (RRA only; the others' pools are not affected).
     """
-    length = law_on(table, workload).workload.output.quantile(percentile_length / 100)
+    laws = law_on(table, workload, law if isinstance(schedule, RraSchedule) else "exact")
+    length = laws.workload.output.quantile(percentile_length / 100)
     promise = Promise.full(length=length, error=table.error_p95)
-    match schedule:
-        case RraSchedule():
-            return _rra(schedule, table, workload, law).predict(schedule, promise)
-        case CraSchedule():
-            return _cra(table, workload).predict(schedule, promise)
-        case WaaSchedule():
-            return _waa(schedule, table, workload).predict(schedule, promise)
+    model = model_for(schedule, table, laws)
+    match schedule, model:
+        case RraSchedule(), RraModel():
+            return model.predict(schedule, promise)
+        case CraSchedule(), CraModel():
+            return model.predict(schedule, promise)
+        case WaaSchedule(), WaaModel():
+            return model.predict(schedule, promise)
+        case _:
+            raise AssertionError(schedule)
 
 
 def latency_of(schedule: Schedule, table: ProfileTable, workload: Workload, length: int) -> float:
     """Mean latency of an answer of `length` tokens, from the start of its encode, s."""
-    match schedule:
-        case RraSchedule():
-            model = _rra(schedule, table, workload, "exact")
-            return model.latency_mean_s(
-                schedule.encode_batch,
-                schedule.encode_interval,
-                length + model.law.workload.delay,
-            )
-        case CraSchedule():
-            return _cra(table, workload).latency_mean_s(
-                schedule.pool, schedule.chunk_tokens, length
-            )
-        case WaaSchedule():
-            return _waa(schedule, table, workload).latency_mean_s(
-                schedule.encode_batch, schedule.pool, length
-            )
-
-
-def _rra(schedule: RraSchedule, table: ProfileTable, workload: Workload, law: PoolLaw) -> RraModel:
-    pipeline = pipeline_of(schedule, table)
-    return RraModel(pipeline, law_on(table, workload, law), prompt_moments(workload))
-
-
-def _cra(table: ProfileTable, workload: Workload) -> CraModel:
-    return CraModel(costs_of(table), CompletionLaw(workload), prompt_moments(workload))
-
-
-def _waa(schedule: WaaSchedule, table: ProfileTable, workload: Workload) -> WaaModel:
-    split = schedule.encoders, schedule.decoders
-    return WaaModel(
-        costs_of(table),
-        hand_over_of(table),
-        CompletionLaw(workload),
-        prompt_moments(workload),
-        split,
-    )
+    laws = law_on(table, workload)
+    tokens = length + laws.workload.delay
+    match schedule, model_for(schedule, table, laws):
+        case RraSchedule(encode_batch=batch, encode_interval=interval), RraModel() as rra:
+            return rra.latency_mean_s(batch, interval, tokens)
+        case CraSchedule(pool=pool, chunk_tokens=chunk), CraModel() as cra:
+            return cra.latency_mean_s(pool, chunk, tokens)
+        case WaaSchedule(encode_batch=batch, pool=pool), WaaModel() as waa:
+            return waa.latency_mean_s(batch, pool, tokens)
+        case _:
+            raise AssertionError(schedule)

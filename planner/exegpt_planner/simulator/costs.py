@@ -157,14 +157,4 @@ def hand_over_of(table: ProfileTable, degree: int = 1) -> HandOverCurves:
             "the profile holds no times of handing over KV, without which WAA cannot be predicted. "
             "Profile two workers or more."
         )
-    if degree == 1:
-        return found
-    return HandOverCurves(
-        sent=_shared(found.sent, degree),
-        joined=_shared(found.joined, degree),
-        exposed=_shared(found.exposed, degree),
-    )
-
-
-def _shared(curve: Curve, degree: int) -> Curve:
-    return Curve(x=tuple(degree * x for x in curve.x), seconds=curve.seconds)
+    return found if degree == 1 else found.shared(degree)

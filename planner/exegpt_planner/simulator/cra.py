@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from exegpt_planner import memory
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
+from exegpt_planner.layout import Layout
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import CraSchedule, Prediction
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
@@ -123,8 +124,15 @@ class CraRun:
 class CraModel:
     """Everything the search asks of CRA, with what does not depend on the schedule computed once."""
 
-    def __init__(self, costs: StepCosts, law: CompletionLaw, prompts: PromptMoments) -> None:
-        self.costs, self.law, self.prompts = costs, law, prompts
+    def __init__(
+        self,
+        costs: StepCosts,
+        law: CompletionLaw,
+        prompts: PromptMoments,
+        layout: Layout | None = None,
+    ) -> None:
+        """`layout` is of a unit, one stage; None: a device."""
+        self.costs, self.law, self.prompts, self.layout = costs, law, prompts, layout
         self.queues = QueueFamily(law.workload)
         self.slots = SlotProcess(law)
         decode = law.decode_mean

@@ -23,7 +23,7 @@ from scipy.special import ndtri
 
 from exegpt_planner.layout import Layout, bills, slowest_kinds
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import RraSchedule
+from exegpt_planner.schedule import RraSchedule, Schedule
 from exegpt_planner.shapes import Room, Shape
 from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
 
@@ -107,20 +107,17 @@ class Pipeline:
         return np.maximum(self.micro_batches * times.slowest_s, longest_s)
 
 
-def pipeline_of(schedule: RraSchedule, table: ProfileTable) -> Pipeline:
-    """The pipeline that a schedule runs on."""
+def pipeline_of(schedule: Schedule, table: ProfileTable) -> Pipeline:
+    """The pipeline that a schedule runs on, each of its units or instances."""
     if schedule.layout is None:
         return Pipeline.one_device(table)
-    nothing = Room(kv_tokens=0, activation_tokens=0.0, stage=0)
-    return Pipeline.of(
-        Shape(
-            units=schedule.units,
-            layout=schedule.layout,
-            micro_batches=schedule.micro_batches,
-            room=nothing,
-        ),
-        table,
+    shape = Shape(
+        units=schedule.units,
+        layout=schedule.layout,
+        micro_batches=schedule.micro_batches if isinstance(schedule, RraSchedule) else 1,
+        room=Room(kv_tokens=0, activation_tokens=0.0, stage=0),
     )
+    return Pipeline.of(shape, table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,6 +19,7 @@ from exegpt_planner import memory
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
 from exegpt_planner.expectation import Hinges, add
+from exegpt_planner.layout import Layout
 from exegpt_planner.profile_table import HandOverCurves
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import Prediction, Split, WaaSchedule
@@ -39,7 +40,7 @@ ROOM = 2  # a pool has places for at least so many encodes: one decodes while th
 class WaaModel:
     """Everything the search asks of WAA at one split, with what does not depend on the schedule computed once."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what WAA depends on
         self,
         costs: StepCosts,
         hand_over: HandOverCurves,
@@ -47,9 +48,14 @@ class WaaModel:
         prompts: PromptMoments,
         split: Split,
         most: int | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        """`most` is the largest pool of interest, where the profile covers more."""
+        """`most` is the largest pool of interest, where the profile covers more.
+
+        `layout` is of every encoder and decoder, one stage; None: a device.
+        """
         self.costs, self.law, self.prompts, self.split = costs, law, prompts, split
+        self.layout = layout
         self.encodes = EncodeTimes(Pipeline.single(costs), law.workload, prompts, most)
         self.decoders = DecoderCosts(costs, law, most)
         sent, joined, exposed = (
