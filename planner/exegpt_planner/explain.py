@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby
 
 from exegpt_planner.alternatives import Alternative
 from exegpt_planner.in_words import words
@@ -33,12 +34,30 @@ def _chosen(plan: Plan) -> list[str]:
         f"{words(plan.schedule)}{times}.",
         f"  workload          {plan.workload}",
         f"  throughput        {expected.queries_per_s:.3g} queries/s, {expected.tokens_per_s:.4g} output tokens/s",
+        *_layers(plan),
         _cycle(plan),
         f"  decoding          {expected.pool_mean:.1f} queries on average, sd {expected.pool_sd:.1f}{_where(plan)}",
         f"  first token       after {expected.first_token_s:.3g} s of encode",
         f"  KV                {expected.kv_tokens:,.0f} tokens at the fullest, {expected.kv_tokens_reserved:,.0f} "
         f"held ready, {plan.kv_tokens_capacity:,} fit",
     ]
+
+
+def _layers(plan: Plan) -> list[str]:
+    """What lies on each device of a unit, first stage first."""
+    layout = plan.schedule.layout
+    if layout is None:
+        return []
+    parts = []
+    for stage, alike in groupby(layout.stages):
+        number = len(list(alike))
+        where = "a device" if stage.degree == 1 else f"a group of {stage.degree}"
+        if number > 1:
+            what = "devices" if stage.degree == 1 else f"groups of {stage.degree}"
+            where = f"each of {number} {what}"
+        encoders = f"{stage.encoder_layers} encoder and " if stage.encoder_layers else ""
+        parts.append(f"{encoders}{stage.layers} on {where}")
+    return [f"  layers            {', '.join(parts)}"]
 
 
 def _cycle(plan: Plan) -> str:

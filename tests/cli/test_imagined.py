@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -100,3 +101,18 @@ def test_what_no_layout_holds_says_what_it_takes(
     arguments = ("--model", "gpt3-175b", *ASKED[2:], "--task", "G", "--bound", "inf")
     assert run_cli(monkeypatch, "plan", *arguments) != 0
     assert "no layout holds both" in capsys.readouterr().err
+
+
+def test_an_explanation_says_where_layers_lie(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--model", "gpt3-39b", "--device", "a40", "--gpus", "16", "--strategy", "RRA")
+    assert run_cli(monkeypatch, "explain", *arguments, "--task", "S", "--bound", "inf") == 0
+    out = capsys.readouterr().out
+    (layers,) = [line for line in out.splitlines() if line.strip().startswith("layers")]
+    counted = [
+        int(count) * int(times or 1)
+        for count, times in re.findall(r"(\d+) on (?:each of (\d+) |a )", layers)
+    ]
+    assert sum(counted) == 48, layers
+    assert "analytic" in out
