@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from exegpt_cli.imagined import RESERVE_BYTES
@@ -15,6 +15,7 @@ from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.layout import Typical, layouts
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
+from exegpt_planner.plan import KNOWN, Bound, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.shapes import Shape, room_of
@@ -51,6 +52,19 @@ class Scenario:
     memory: MemoryBudget
     devices: int
     batches: Static  # FasterTransformer's
+
+    def plan(self, bound_s: float, strategies: Sequence[str] = KNOWN) -> Plan:
+        """The plan in the paper's own terms: a bound on the mean latency."""
+        return make_plan(
+            table=self.table,
+            model=self.model,
+            workload=self.workload,
+            bound=Bound(seconds=bound_s, mode="mean"),
+            memory=self.memory,
+            strategies=strategies,
+            workers=self.devices,
+            with_sensitivity=False,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

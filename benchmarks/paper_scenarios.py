@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exegpt_planner.errors import ExeGPTError
-from exegpt_planner.plan import KNOWN, Bound, Plan, make_plan
+from exegpt_planner.plan import Plan
 from paper_points import Scenario, scenarios
 
 POLICIES = ("RRA", "CRA", "WAA")
@@ -91,18 +91,9 @@ def evaluated(scenario: Scenario, bound_s: float) -> tuple[list[str], tuple[floa
 
 
 def planned(scenario: Scenario, bound_s: float) -> Plan | None:
-    """The plan in the paper's own terms: a bound on the mean latency."""
+    """The plan; where there is none, why not is printed."""
     try:
-        return make_plan(
-            table=scenario.table,
-            model=scenario.model,
-            workload=scenario.workload,
-            bound=Bound(seconds=bound_s, mode="mean"),
-            memory=scenario.memory,
-            strategies=KNOWN,
-            workers=scenario.devices,
-            with_sensitivity=False,
-        )
+        return scenario.plan(bound_s)
     except ExeGPTError as error:
         print(f"{scenario.name}, {bound_s:.3g} s: {error}")
         return None

@@ -18,7 +18,7 @@ from rich.table import Table
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import ExeGPTError
 from exegpt_planner.layout import Typical
-from exegpt_planner.plan import KNOWN, Bound, Plan, make_plan
+from exegpt_planner.plan import KNOWN
 from exegpt_planner.shapes import shapes
 from paper_points import Scenario, scenarios
 
@@ -47,7 +47,7 @@ def main() -> None:
         for bound_s in (bounds[0], bounds[-1]) if options.quick else bounds:
             begin_s = time.perf_counter()
             try:
-                plan = searched(scenario, bound_s, strategies)
+                plan = scenario.plan(bound_s, strategies)
             except ExeGPTError:
                 continue
             seconds.append(time.perf_counter() - begin_s)
@@ -65,19 +65,6 @@ def main() -> None:
     console.print(table)
     console.print(
         f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s of {len(seconds)} searches"
-    )
-
-
-def searched(scenario: Scenario, bound_s: float, strategies: tuple[str, ...]) -> Plan:
-    return make_plan(
-        table=scenario.table,
-        model=scenario.model,
-        workload=scenario.workload,
-        bound=Bound(seconds=bound_s, mode="mean"),
-        memory=scenario.memory,
-        strategies=strategies,
-        workers=scenario.devices,
-        with_sensitivity=False,
     )
 
 

@@ -51,11 +51,6 @@ class Layout(StrictModel):
         """The largest degree of tensor parallelism."""
         return max(stage.degree for stage in self.stages)
 
-    @property
-    def num_groups(self) -> int:
-        """Stages of that degree; 0 without tensor parallelism."""
-        return sum(stage.degree > 1 for stage in self.stages)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typical:

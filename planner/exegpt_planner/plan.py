@@ -28,7 +28,7 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
-from exegpt_planner.search import Candidate, Found, Space, search_together
+from exegpt_planner.search import Candidate, Found, search_together
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import (
@@ -100,18 +100,14 @@ class _Question:
         done, relaxed = [], []
         for strategy, sites in self.sites.items():
             uppers = self._uppers(strategy, sites)
-            spaces: dict[int, StrategySpace] = {}
-
-            def opened(at: int, sites: list[Site], spaces: dict[int, StrategySpace]) -> Space:
-                return spaces.setdefault(at, sites[at].space(self.promise))
-
-            openers = [partial(opened, at, sites, spaces) for at in range(len(sites))]
-            found = search_together(openers, uppers.tolist(), self.bound_s)
+            openers = [partial(site.space, self.promise) for site in sites]
+            opened = search_together(openers, uppers.tolist(), self.bound_s)
             done += [
-                Search(site=sites[at], space=spaces[at], found=each) for at, each in found.items()
+                Search(site=sites[at], space=space, found=found)
+                for at, (space, found) in opened.items()
             ]
             relaxed += [
-                (site, float(uppers[at])) for at, site in enumerate(sites) if at not in found
+                (site, float(uppers[at])) for at, site in enumerate(sites) if at not in opened
             ]
         return Searches(done=done, relaxed=relaxed)
 
@@ -148,6 +144,18 @@ class Searches:
     def found(self) -> list[Found]:
         return [each.found for each in self.done]
 
+    def certificate(self, num_shapes: int, inputs: InputHashes) -> Certificate:
+        """The proof that nothing better is among all the shapes there are."""
+        return Certificate(
+            spaces=tuple(certify(each.space, each.found, each.site.number) for each in self.done),
+            relaxed=tuple(
+                Relaxed(strategy=site.strategy, shape=site.number, throughput=upper)
+                for site, upper in self.relaxed
+            ),
+            num_shapes=num_shapes,
+            inputs=inputs,
+        )
+
 
 def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     *,
@@ -166,15 +174,9 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     holds the whole of it. The sensitivity takes four more searches.
     """
     law = law_on(table, workload)
-    left_out = _left_out(strategies, table, law, workers)
-    planned = [name for name in STRATEGIES if name in strategies and name not in left_out]
     promise = _promise(bound, law, table)
     some = _shapes(table, model, memory, law, workers)
-    sites = {name: sites_of(name, some, table, law) for name in planned}
-    left_out |= {name: nowhere(name) for name, each in sites.items() if not each}
-    if not any(sites.values()):
-        problems = [f"{name} {why}" for name, why in left_out.items()]
-        raise InvalidSpec("scheduling.strategies", problems)
+    sites, left_out = _sites(strategies, some, table, law, workers)
     question = _Question(
         sites=sites,
         relaxation=_relaxation(some, table, law, promise),
@@ -202,16 +204,9 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
         kv_tokens_capacity=site.shape.room.kv_tokens,
         workload=workload.source,
         source=table.source,
-        certificate=Certificate(
-            spaces=tuple(
-                certify(each.space, each.found, each.site.number) for each in searches.done
-            ),
-            relaxed=tuple(
-                Relaxed(strategy=site.strategy, shape=site.number, throughput=upper)
-                for site, upper in searches.relaxed
-            ),
-            num_shapes=len(some),
-            inputs=InputHashes.of(table, workload, bound, memory.inputs() | {"workers": workers}),
+        certificate=searches.certificate(
+            len(some),
+            InputHashes.of(table, workload, bound, memory.inputs() | {"workers": workers}),
         ),
         warnings=_warnings(space, best, table),
     )
@@ -263,22 +258,30 @@ def _promise(bound: Bound, law: CompletionLaw, table: ProfileTable) -> Promise:
     return Promise.full(length=length, error=table.error_p95)
 
 
-def _left_out(
-    strategies: Sequence[str], table: ProfileTable, law: CompletionLaw, workers: int
-) -> dict[str, str]:
-    """Of the strategies asked for those that cannot be planned, and why; refuses if that is all of them."""
+def _sites(
+    strategies: Sequence[str],
+    some: Sequence[Shape],
+    table: ProfileTable,
+    law: CompletionLaw,
+    workers: int,
+) -> tuple[dict[str, list[Site]], dict[str, str]]:
+    """(where each strategy is planned, why others asked for cannot be); refuses if that is all of them."""
     unknown = [name for name in strategies if name not in KNOWN]
     if unknown:
         raise InvalidSpec(
             "scheduling.strategies",
             [f"{name!r} is not one of {', '.join(KNOWN)}" for name in unknown],
         )
-    reasons = {name: unplannable(name, table, law, workers) for name in strategies}
-    left_out = {name: why for name, why in reasons.items() if why is not None}
-    if len(left_out) == len(reasons):
+    sites, left_out = {}, {}
+    for name in (each for each in STRATEGIES if each in strategies):
+        why = unplannable(name, table, law, workers)
+        sites[name] = [] if why is not None else sites_of(name, some, table, law)
+        if not sites[name]:
+            left_out[name] = nowhere(name) if why is None else why
+    if not any(sites.values()):
         problems = [f"{name} {why}" for name, why in left_out.items()]
         raise InvalidSpec("scheduling.strategies", problems or ["names no strategy"])
-    return left_out
+    return sites, left_out
 
 
 def _sensitivity(question: _Question) -> tuple[Sensitivity, ...]:

@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 ROUNDING = 1e-9  # relative: bounds and values are sums in different orders
 SMALL = 3  # points: evaluating them costs no more than bounding their block
@@ -79,6 +79,9 @@ class Space(Protocol):
     def promised_s(self, point: Point) -> float: ...
 
 
+S = TypeVar("S", bound=Space)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """An evaluated point."""
@@ -118,19 +121,16 @@ class _Incumbent:
     """The best so far, of all spaces that are searched together."""
 
     best: Candidate | None = None
-    space: int = -1
-
-    def is_beaten_by(self, found: Candidate) -> bool:
-        return found.beats(self.best)
+    space: int = -1  # where it lies
 
     def beats(self, throughput: float) -> bool:
         return self.best is not None and throughput * (1 + ROUNDING) < self.best.throughput
 
 
-class _Search:
+class _Search(Generic[S]):
     """One of the spaces."""
 
-    def __init__(self, number: int, space: Space, bound_s: float, incumbent: _Incumbent) -> None:
+    def __init__(self, number: int, space: S, bound_s: float, incumbent: _Incumbent) -> None:
         self.number, self.space, self.bound_s = number, space, bound_s
         self.incumbent = incumbent
         self.leaves: list[Leaf] = []
@@ -146,7 +146,7 @@ class _Search:
             return
         promised_s = self.space.promised_s(point)
         found = Candidate(point=point, throughput=throughput, promised_s=promised_s)
-        if promised_s <= self.bound_s and self.incumbent.is_beaten_by(found):
+        if promised_s <= self.bound_s and found.beats(best):
             self.incumbent.best, self.incumbent.space = found, self.number
 
     def settle(self, block: Block, bounds: Bounds) -> bool:
@@ -180,27 +180,28 @@ class _Search:
 
 def search(space: Space, bound_s: float) -> Found:
     """The schedule with the most throughput whose promise keeps `bound_s`."""
-    (found,) = search_together([lambda: space], [math.inf], bound_s).values()
+    ((_, found),) = search_together([lambda: space], [math.inf], bound_s).values()
     return found
 
 
 def search_together(
-    openers: Sequence[Callable[[], Space]], uppers: Sequence[float], bound_s: float
-) -> dict[int, Found]:
+    openers: Sequence[Callable[[], S]], uppers: Sequence[float], bound_s: float
+) -> dict[int, tuple[S, Found]]:
     """The best of several spaces, as of one: only where it lies is there a `best`.
 
     `uppers` is what nothing in each space can exceed; a space that cannot beat the best is never opened and not among
-    the answers. Blocks of all are taken best first, so none is searched further than beating the best of all needs.
+    the answers, which are by place. Blocks of all are taken best first, so none is searched further than beating the
+    best of all needs.
     """
     incumbent = _Incumbent()
-    opened: dict[int, _Search] = {}
+    opened: dict[int, _Search[S]] = {}
     # by bound; a space without a block is yet to be opened, and tuples of one space differ in their blocks
     queue: list[tuple[float, int, Block | None, Bounds | None]] = [
         (-upper, number, None, None) for number, upper in enumerate(uppers) if upper > 0
     ]
     heapq.heapify(queue)
 
-    def consider(state: _Search, block: Block) -> None:
+    def consider(state: _Search[S], block: Block) -> None:
         if block.num_points <= SMALL:
             state.evaluate(block)
             return
@@ -220,7 +221,7 @@ def search_together(
         if not state.settle(block, bounds):
             for half in block.split():
                 consider(state, half)
-    return {number: state.found() for number, state in opened.items()}
+    return {number: (state.space, state.found()) for number, state in opened.items()}
 
 
 def fastest(space: Space) -> Candidate | None:

@@ -55,11 +55,6 @@ class EncodeTimes:
             pass_sd_s=np.interp(sizes, counts, alone.pass_sd_s),
         )
 
-    @property
-    def mean_s(self) -> Floats:
-        """Time of an encode on one device, by B_E; [0] is unused."""
-        return self.times.pass_s
-
     def slopes(self, costs: StepCosts, batch: Floats) -> Slopes:
         """Where a micro-batch is of `batch` prompts."""
         prompts = self._prompts

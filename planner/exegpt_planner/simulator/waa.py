@@ -205,7 +205,7 @@ class WaaModel:
             tokens_per_s=rate * self.law.output_mean,
             cycle_s=float(state.iteration_s[0]),
             encode_share=float(state.busy[0]),
-            first_token_s=float(self.encodes.mean_s[batch] + self._sent_s[batch]),
+            first_token_s=float(self.encodes.times.pass_s[batch] + self._sent_s[batch]),
             latency_mean_s=latency.mean_s,
             latency_sd_s=latency.sd_s,
             latency_p99_s=latency.mean_s + KEPT_SDS * latency.sd_s,
@@ -234,7 +234,9 @@ class WaaModel:
 
     def _feed(self, batch: int) -> Feed:
         encoders, decoders = self.split
-        encode_s = float(self.encodes.mean_s[batch] + self._sent_s[batch]) + self.costs.dispatch_s
+        encode_s = (
+            float(self.encodes.times.pass_s[batch] + self._sent_s[batch]) + self.costs.dispatch_s
+        )
         token_s, residual = self._token_cost(batch)
         encode_var = batch * (residual + token_s**2 * self.prompts.tokens_var)
         return Feed(
