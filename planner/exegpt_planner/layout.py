@@ -17,7 +17,7 @@ from typing import Self
 from pydantic import Field
 
 from exegpt_planner.completion import CompletionLaw
-from exegpt_planner.profile_table import ProfileTable, StepShape
+from exegpt_planner.profile_table import GroupCurves, LayerCurves, ProfileTable, StepShape
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.strict import StrictModel
 
@@ -189,19 +189,22 @@ def _layout(
     num_encoders = 0 if table.encoder is None else table.encoder.num_layers
     if len(degrees) > table.num_layers or (num_encoders and len(degrees) > num_encoders):
         return None
+    shape = typical.encode if by == "encode" else typical.decode
     ends = [0.0] * len(degrees)
-    ends[0] += _outside_s(table, typical, degrees[0], by)[0]
-    ends[-1] += _outside_s(table, typical, degrees[-1], by)[1]
+    ends[0] += table.on(degrees[0]).outside.tokens(shape.tokens)
+    ends[-1] += table.on(degrees[-1]).outside.sampled(shape.sampled)
+    encoders = [0] * len(degrees)
     if num_encoders:  # each part is balanced for its own phase
-        decode = _allot(table.num_layers, _layer_s(table, typical, degrees, "decode"), ends)
-        encode = _allot(num_encoders, _encoder_s(table, typical, degrees), [0.0] * len(degrees))
-    else:
-        decode = _allot(table.num_layers, _layer_s(table, typical, degrees, by), ends)
-        encode = [0] * len(degrees)
+        shape = typical.decode
+        each_s = [_layer_s(table.on(g).encode_layer, table.on(g), typical.encode) for g in degrees]
+        encoders = _allot(num_encoders, each_s, [0.0] * len(degrees))
+    layers = _allot(
+        table.num_layers, [_layer_s(table.on(g).layer, table.on(g), shape) for g in degrees], ends
+    )
     return Layout(
         stages=tuple(
-            StageLayout(degree=degree, layers=layers, encoder_layers=encoders)
-            for degree, layers, encoders in zip(degrees, decode, encode, strict=True)
+            StageLayout(degree=degree, layers=number, encoder_layers=encoder)
+            for degree, number, encoder in zip(degrees, layers, encoders, strict=True)
         )
     )
 
@@ -218,30 +221,6 @@ def _allot(num_layers: int, each_s: Sequence[float], ends_s: Sequence[float]) ->
     return layers
 
 
-def _layer_s(table: ProfileTable, typical: Typical, degrees: Sequence[int], by: str) -> list[float]:
-    shape = typical.encode if by == "encode" else typical.decode
-    times = {1: table.layer.sum_s(shape)}
-    for each in () if table.parallel is None else table.parallel.degrees:
-        times[each.degree] = each.layer.sum_s(shape) + each.sync(shape.tokens)
-    return [times[degree] for degree in degrees]
-
-
-def _encoder_s(table: ProfileTable, typical: Typical, degrees: Sequence[int]) -> list[float]:
-    assert table.encoder is not None, "asked of encoder-decoder models only"
-    times = {1: table.encoder.layer.sum_s(typical.encode)}
-    for each in () if table.parallel is None else table.parallel.degrees:
-        assert each.encoder_layer is not None, "a table of an encoder has it at every degree"
-        times[each.degree] = each.encoder_layer.sum_s(typical.encode) + each.sync(
-            typical.encode.tokens
-        )
-    return [times[degree] for degree in degrees]
-
-
-def _outside_s(table: ProfileTable, typical: Typical, degree: int, by: str) -> tuple[float, float]:
-    """(embedding's seconds, head's)."""
-    shape = typical.encode if by == "encode" else typical.decode
-    outside = table.outside
-    for each in () if table.parallel is None else table.parallel.degrees:
-        if each.degree == degree:
-            outside = each.outside
-    return outside.tokens(shape.tokens), outside.sampled(shape.sampled)
+def _layer_s(layer: LayerCurves, on: GroupCurves, shape: StepShape) -> float:
+    """Seconds of one layer in a step of this shape, its all-reduces included."""
+    return layer.sum_s(shape) + sum(sync(shape.tokens) for sync in on.sync)

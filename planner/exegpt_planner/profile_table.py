@@ -151,6 +151,21 @@ class EncoderCurves(StrictModel):
     layer: LayerCurves  # `decode_queries` and `decode_context` are zero
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCurves:
+    """A table's curves on a group of devices; of one device without a sync."""
+
+    layer: LayerCurves
+    outside: OutsideCurves
+    sync: tuple[Curve, ...]  # none or one
+    encoder_layer: LayerCurves | None
+
+    @property
+    def encode_layer(self) -> LayerCurves:
+        """What an encode passes through: the encoder's layers where there are some."""
+        return self.layer if self.encoder_layer is None else self.encoder_layer
+
+
 class ProfileKey(StrictModel):
     """What a profile is valid for; equal keys may share a table."""
 
@@ -193,6 +208,22 @@ class ProfileTable(StrictModel):
             self.num_layers * self.layer.sum_s(shape)
             + self.outside.sum_s(shape)
             + self.step_overhead_s
+        )
+
+    def on(self, degree: int) -> GroupCurves:
+        """The curves on a tensor-parallel group of `degree` devices, one of those that the table holds."""
+        if degree == 1:
+            encoder = None if self.encoder is None else self.encoder.layer
+            return GroupCurves(
+                layer=self.layer, outside=self.outside, sync=(), encoder_layer=encoder
+            )
+        assert self.parallel is not None, "degrees beyond 1 come from the table"
+        each = next(each for each in self.parallel.degrees if each.degree == degree)
+        return GroupCurves(
+            layer=each.layer,
+            outside=each.outside,
+            sync=(each.sync,),
+            encoder_layer=each.encoder_layer,
         )
 
     def covers(self, shape: StepShape) -> bool:

@@ -17,7 +17,6 @@ from exegpt_planner.layout import Bill, Layout, StageLayout, bills
 from exegpt_planner.profile_table import (
     Curve,
     LayerCurves,
-    OutsideCurves,
     ProfileTable,
     StepShape,
 )
@@ -108,14 +107,14 @@ def _stage(table: ProfileTable, bill: Bill) -> Callable[[StepShape], float]:
     parts: list[Callable[[StepShape], float]] = []
     by_tokens: list[Callable[[float], float]] = []
     for (what, degree), number in bill.items():
-        layer, outside, sync = _on(table, degree)
+        on = table.on(degree)
         if what == "layer":
-            parts.append(_times(number, _layer(layer)))
-            by_tokens += [_scaled(number, extended(each)) for each in sync]
+            parts.append(_times(number, _layer(on.layer)))
+            by_tokens += [_scaled(number, extended(each)) for each in on.sync]
         elif what == "embedding":
-            by_tokens.append(extended(outside.tokens))
+            by_tokens.append(extended(on.outside.tokens))
         elif what == "head":
-            parts.append(_of_sampled(extended(outside.sampled)))
+            parts.append(_of_sampled(extended(on.outside.sampled)))
         elif what.startswith("send"):
             assert table.parallel is not None, "checked"
             by_tokens.append(extended(getattr(table.parallel, what)))
@@ -126,14 +125,6 @@ def _stage(table: ProfileTable, bill: Bill) -> Callable[[StepShape], float]:
         return time_s + sum(part(shape.tokens) for part in by_tokens)
 
     return time_s
-
-
-def _on(table: ProfileTable, degree: int) -> tuple[LayerCurves, OutsideCurves, tuple[Curve, ...]]:
-    if degree == 1:
-        return table.layer, table.outside, ()
-    assert table.parallel is not None, "degrees beyond 1 come from the table"
-    each = next(each for each in table.parallel.degrees if each.degree == degree)
-    return each.layer, each.outside, (each.sync,)
 
 
 def _times(number: int, part: Callable[[StepShape], float]) -> Callable[[StepShape], float]:

@@ -21,8 +21,6 @@ from exegpt_planner.layout import Bill
 from exegpt_planner.profile_table import (
     Curve,
     HandOverCurves,
-    LayerCurves,
-    OutsideCurves,
     ProfileTable,
 )
 
@@ -95,14 +93,13 @@ def _parts(table: ProfileTable, bill: Bill) -> dict[str, list[Part]]:
     parts: dict[str, list[Part]] = defaultdict(list)
     both = ("tokens", "encode_tokens")
     for (what, degree), number in bill.items():
-        on = _on(table, degree)
+        on = table.on(degree)
         if what == "layer":
             parts["tokens"] += [(number, curve) for curve in (on.layer.tokens, *on.sync)]
             parts["decode_queries"].append((number, on.layer.decode_queries))
             parts["decode_context"].append((number, on.layer.decode_context))
         if what == ("layer" if table.encoder is None else "encoder_layer"):
-            layer = on.layer if table.encoder is None else on.encoder_layer
-            assert layer is not None, "a table of an encoder has it at every degree"
+            layer = on.encode_layer
             parts["encode_tokens"] += [(number, curve) for curve in (layer.tokens, *on.sync)]
             parts["encode_chunks"].append((number, layer.encode_chunks))
             parts["encode_pairs"].append((number, layer.encode_pairs))
@@ -116,30 +113,6 @@ def _parts(table: ProfileTable, bill: Bill) -> dict[str, list[Part]]:
             for name in both:
                 parts[name].append((number, getattr(table.parallel, what)))
     return parts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _On:
-    """The table's curves at one degree."""
-
-    layer: LayerCurves
-    outside: OutsideCurves
-    sync: tuple[Curve, ...]
-    encoder_layer: LayerCurves | None
-
-
-def _on(table: ProfileTable, degree: int) -> _On:
-    if degree == 1:
-        encoder = None if table.encoder is None else table.encoder.layer
-        return _On(layer=table.layer, outside=table.outside, sync=(), encoder_layer=encoder)
-    assert table.parallel is not None, "degrees beyond 1 come from the table"
-    each = next(each for each in table.parallel.degrees if each.degree == degree)
-    return _On(
-        layer=each.layer,
-        outside=each.outside,
-        sync=(each.sync,),
-        encoder_layer=each.encoder_layer,
-    )
 
 
 def _at_zero_s(parts: dict[str, list[Part]], names: Iterable[str]) -> float:
