@@ -28,8 +28,9 @@ from exegpt_cli.own_server import Announcement
 from exegpt_cli.placement import Placement
 from exegpt_cli.simulated import Simulated
 from exegpt_cli.wanted import Wanted, read_wanted
+from exegpt_planner.bound import Bound
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import NEAR_EDGE, Bound, Plan, make_plan
+from exegpt_planner.plan import NEAR_EDGE, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule
 from exegpt_planner.strict import parse

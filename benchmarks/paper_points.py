@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from exegpt_cli.imagined import RESERVE_BYTES
+from exegpt_planner.bound import Bound
 from exegpt_planner.builtin_models import builtin_model
 from exegpt_planner.completion import law_on
 from exegpt_planner.hardware.analytic import analytic_table
@@ -15,7 +16,7 @@ from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.layout import Typical, layouts
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
-from exegpt_planner.plan import KNOWN, Bound, Plan, make_plan
+from exegpt_planner.plan import KNOWN, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.shapes import Shape, room_of

@@ -28,8 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench_worker import DTYPE, Profiled, profiled
+from exegpt_planner.bound import Bound
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.schedule import AnySchedule, OrcaSchedule, Schedule, StaticSchedule
 from exegpt_planner.search import Space, search
 from exegpt_planner.simulator import simulate

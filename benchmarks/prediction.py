@@ -28,8 +28,9 @@ from rich.table import Table
 from scipy.stats import beta
 
 from bench_worker import DTYPE, Profiled, profiled
+from exegpt_planner.bound import Bound
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.workload import Workload
 from measured import Measured, measure
 from points import BOUND_SHARES, TASKS, between, knobs, reach, strategies, workload

@@ -23,8 +23,9 @@ from exegpt_cli.profile_samples import smoothed
 from exegpt_gateway.conductor import Conductor
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.step_log import Steps
+from exegpt_planner.bound import Bound
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.schedule import Schedule
 from exegpt_planner.workload import Workload
 from measured import gaps_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exegpt_cli.plan_options import PlanOptions
+from exegpt_planner.bound import Bound
 from exegpt_planner.builtin_models import builtin_model
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.hardware.analytic import analytic_table
@@ -14,13 +15,14 @@ from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.lengths import LengthLaw, truncated_normal
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec, read_model_spec
-from exegpt_planner.plan import KNOWN, Bound, Plan, make_plan
+from exegpt_planner.plan import KNOWN, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.tasks import paper_task
 from exegpt_planner.workload import Workload
 
 RESERVE_BYTES = 2 << 30  # of a device: its driver's context, collectives' buffers, workspaces
 NEEDED = ("model", "device", "gpus", "bound")
+LIMITS = ("bound", "all_answers", "first_token", "gap", "token_time", "arrivals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,12 @@ def imagine(options: PlanOptions) -> Imagined:
         )
     elif options.task is None and None in lengths:
         problems.append("--input-lengths and --output-lengths go together")
-    if options.bound is not None and not options.bound > 0:
-        problems.append(f"--bound must be above 0 s, not {options.bound:g}")
+    for name in LIMITS:
+        given = getattr(options, name)
+        if given is not None and not given > 0:
+            problems.append(
+                f"--{name.replace('_', '-')} must be above 0{' s' * (name != 'arrivals')}, not {given:g}"
+            )
     if not 0 < options.percentile <= 100:
         problems.append(f"--percentile must lie in 0 to 100, not {options.percentile:g}")
     if problems:
@@ -82,6 +88,11 @@ def imagine(options: PlanOptions) -> Imagined:
             seconds=options.bound,
             percentile_length=options.percentile,
             mode="mean" if options.mean else "p99",
+            all_answers_s=options.all_answers,
+            first_token_s=options.first_token,
+            gap_s=options.gap,
+            token_s=options.token_time,
+            arrivals_per_s=options.arrivals,
         ),
         memory=MemoryBudget(
             device_bytes=cluster.device.memory_bytes,

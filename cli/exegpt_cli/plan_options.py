@@ -55,6 +55,30 @@ class PlanOptions:
     mean: Annotated[
         bool, typer.Option("--mean", help="Bound the mean latency, as the paper does.")
     ] = False
+    all_answers: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Bound 99 % of all answers too, whatever their length."
+        ),
+    ] = None
+    first_token: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Bound the time to the first token too.")
+    ] = None
+    gap: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Bound the longest gap between two tokens too."),
+    ] = None
+    token_time: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Bound the mean time of a token after the first too."),
+    ] = None
+    arrivals: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE",
+            help="Queries/s that arrive and must all be served; answers then count from arrival.",
+        ),
+    ] = None
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16"
     calibration: Annotated[
         str, typer.Option(help="datasheet, or paper: A40s as fast as the paper's.")

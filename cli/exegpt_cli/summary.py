@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exegpt_planner.in_words import each_a_group, on_units
+from exegpt_planner.in_words import each_a_group, on_units, use_in_words
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
@@ -42,6 +42,7 @@ def plan_text(plan: Plan) -> str:
         f"Memory    {expected.kv_tokens_reserved:,.0f} of {plan.kv_tokens_capacity:,} KV tokens{_where(plan.schedule)}",
         f"Workload  {plan.workload}",
     ]
+    lines += [f"Limit     {use_in_words(use)} ({use.share:.0%})" for use in plan.limits]
     lines += [
         f"Instead   {other.strategy}: {other.reason}"
         for other in plan.alternatives

@@ -13,10 +13,10 @@ from pathlib import Path
 from exegpt_cli.cache import Cache
 from exegpt_cli.model_source import resolve
 from exegpt_cli.output import say
+from exegpt_planner.bound import Bound
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.manifest import Deployment, read_manifest
 from exegpt_planner.model_spec import ModelSpec, read_model_spec
-from exegpt_planner.plan import Bound
 from exegpt_planner.workload import Workload, read_workload
 
 ALONE = ("RRA", "CRA")  # what one worker can run

@@ -31,24 +31,24 @@ def winner(found: Sequence[Found]) -> tuple[int, Candidate] | None:
 
 
 def alternatives(
-    spaces: Sequence[StrategySpace], found: Sequence[Found], bound_s: float
+    spaces: Sequence[StrategySpace], found: Sequence[Found], kept: str
 ) -> tuple[Alternative, ...]:
     """The best of each strategy beside the best of all, of which there must be one."""
     best = winner(found)
-    assert best is not None, bound_s
+    assert best is not None, kept
     top = spaces[best[0]].strategy, best[1].throughput
     searched = list(zip(spaces, found, strict=True))
     groups = [list(each) for _, each in groupby(searched, key=lambda pair: pair[0].strategy)]
-    return tuple(_row(each, top, bound_s, alone=len(groups) == 1) for each in groups)
+    return tuple(_row(each, top, kept, alone=len(groups) == 1) for each in groups)
 
 
 def _row(
-    searched: Sequence[Searched], top: tuple[str, float], bound_s: float, *, alone: bool
+    searched: Sequence[Searched], top: tuple[str, float], kept: str, *, alone: bool
 ) -> Alternative:
     strategy = searched[0][0].strategy
     best = winner([found for _, found in searched])
     if best is None:
-        reason = f"no schedule keeps {bound_s:g} s{_splits(searched)}"
+        reason = f"no schedule keeps {kept}{_splits(searched)}"
         return Alternative(strategy=strategy, reason=reason)
     space, candidate = searched[best[0]][0], best[1]
     if strategy == top[0]:

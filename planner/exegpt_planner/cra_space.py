@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from exegpt_planner.schedule import CraSchedule, Prediction, Split
 from exegpt_planner.search import Block, Blocked, Bounds, Point
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.limits import Use, held_at_least_s, held_s, uses
 from exegpt_planner.simulator.promise import Promise
 
 Floats = NDArray[np.float64]
@@ -84,6 +85,19 @@ class CraSpace:
     def predict(self, point: Point) -> Prediction:
         return self.model.predict(self.schedule(point), self.promise)
 
+    def uses(self, point: Point) -> list[Use]:
+        if self.promise.limits is None:
+            return []
+        rate = self.throughput(point)
+        return uses(
+            self.model,
+            self._knobs(point),
+            self.promise,
+            self.promise.limits,
+            queries_per_s=rate,
+            units=self.units,
+        )
+
     def edge(self, point: Point) -> float:
         return self.model.edge(point[0], self._chunk(point))
 
@@ -105,7 +119,9 @@ class CraSpace:
         return self.units * self.model.throughput(point[0], self._chunk(point))
 
     def promised_s(self, point: Point) -> float:
-        return self.promised_for(point, self.promise.length)
+        return held_s(
+            self.model, self._knobs(point), self.promise, self.throughput(point), self.units
+        )
 
     def bound(self, block: Block) -> Bounds:
         blocked = self._blocked(block)
@@ -119,9 +135,14 @@ class CraSpace:
         per_query_s = self._fixed_s / rate + _least(self._chunk_lines, rate, chunks_a_query)
         per_query_s += sum(_least(lines, rate, work) for lines, work in self._work)
         latency_s = self._latency(block) * (1 - NUMERICAL)
+        return self._held(
+            self.units * (1 + NUMERICAL) / per_query_s, self.promise.at_least_s(latency_s)
+        )
+
+    def _held(self, throughput: float, promised_s: float) -> Bounds:
         return Bounds(
-            throughput=self.units * (1 + NUMERICAL) / per_query_s,
-            promised_s=self.promise.at_least_s(latency_s),
+            throughput=throughput,
+            promised_s=held_at_least_s(self.promise, promised_s, throughput),
         )
 
     def _simulated(self, block: Block) -> Bounds:
@@ -138,7 +159,7 @@ class CraSpace:
             promised_s = min(promised_s, *(self.promise.promised_s(*pair) for pair in pairs))
             throughput = max(throughput, float(run.throughput[pools].max()))
             pool = run.last + 1
-        return Bounds(throughput=self.units * throughput, promised_s=promised_s)
+        return self._held(self.units * throughput, promised_s)
 
     def _blocked(self, block: Block) -> Blocked | None:
         model = self.model
@@ -171,6 +192,9 @@ class CraSpace:
         )
         one_encode_step_s = self._fixed_s
         return one_encode_step_s + (length - 1) * step_s - model.costs.dispatch_s
+
+    def _knobs(self, point: Point) -> Point:
+        return point[0], self._chunk(point)
 
     def _chunk(self, point: Point) -> int:
         return self.chunks[point[1] - 1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
-from exegpt_planner.in_words import each_a_group, on_units
+from exegpt_planner.in_words import LIMITS, each_a_group, on_units, use_in_words
 from exegpt_planner.schedule import WaaSchedule
 from exegpt_planner.search import Candidate, fastest
+from exegpt_planner.simulator.limits import Use
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import StrategySpace
 
@@ -19,6 +20,8 @@ def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Prom
     if not fitting:
         return _nothing_fits(spaces)
     space, best = min(fitting, key=lambda pair: pair[1].promised_s)
+    if promise.limits is not None:
+        return _beyond_limits(space, best)
     return InfeasibleBound(
         f"no schedule promises an answer of {promise.length} tokens within {bound_s:g} s; the fastest, "
         f"{describe(space, best)}, promises {_upward(best.promised_s)} s. Latency binds: "
@@ -26,6 +29,25 @@ def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Prom
         f"The smallest change that would do: raise latencyBound.seconds to {_upward(best.promised_s)}"
         f"{_shorter(space, bound_s, promise)}; or use a faster device."
     )
+
+
+def _beyond_limits(space: StrategySpace, best: Candidate) -> ExeGPTError:
+    """Of several limits: those that the nearest schedule breaks are what to loosen."""
+    found = space.uses(best.point)
+    broken = [use for use in found if use.share > 1]
+    kept = [use_in_words(use) for use in found if use.share <= 1]
+    return InfeasibleBound(
+        f"no schedule keeps all limits; the nearest, {describe(space, best)}, needs "
+        f"{', '.join(map(use_in_words, broken))}{'; it keeps ' if kept else ''}{', '.join(kept)}. "
+        f"The smallest change that would do: allow {', '.join(_allowing(use) for use in broken)}; "
+        "or use faster devices."
+    )
+
+
+def _allowing(use: Use) -> str:
+    if use.name == "arrivals":
+        return f"at most {0.995 * use.limit:.3g} queries/s to arrive"  # rounded, still below
+    return f"{LIMITS[use.name]} {_upward(use.promised)} s"
 
 
 def describe(space: StrategySpace, best: Candidate) -> str:

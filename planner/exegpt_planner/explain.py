@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 
 from exegpt_planner.alternatives import Alternative
-from exegpt_planner.in_words import words
+from exegpt_planner.in_words import LIMITS, use_in_words, words
 from exegpt_planner.plan import Plan, Sensitivity
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Split, WaaSchedule
 
@@ -106,6 +106,8 @@ def _promised(plan: Plan) -> list[str]:
 
 def _binding(plan: Plan) -> list[str]:
     expected, bound_s = plan.prediction, plan.bound.seconds
+    if plan.limits:
+        return _limits(plan)
     slack = 1 - expected.promised_s / bound_s
     if slack < BINDING:
         return [f"Latency binds: the promise uses {1 - slack:.1%} of the bound."]
@@ -119,6 +121,20 @@ def _binding(plan: Plan) -> list[str]:
     return [
         f"Nothing binds but the steps of the knobs and the device itself: {slack:.0%} of the bound is left."
     ]
+
+
+def _limits(plan: Plan) -> list[str]:
+    """Where more than whole answers are bounded."""
+    binds = max(plan.limits, key=lambda use: use.share)
+    lines = [
+        f"Of all limits, {LIMITS[binds.name]} binds: {binds.share:.1%} of it is used."
+        if binds.share > 1 - BINDING
+        else f"No limit binds: the most used, {LIMITS[binds.name]}, leaves {1 - binds.share:.0%}."
+    ]
+    for use in plan.limits:
+        margin = f", {use.promised - use.mean:.2g} of it margin" if use.promised > use.mean else ""
+        lines.append(f"  {use_in_words(use)} ({use.share:.0%}{margin})")
+    return lines
 
 
 def _alternatives(plan: Plan) -> list[str]:

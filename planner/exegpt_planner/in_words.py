@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
+from exegpt_planner.simulator.limits import Name, Use
 
 
 def words(schedule: Schedule) -> str:
@@ -60,3 +61,19 @@ def _each(units: int) -> str:
 
 def _workers(num: int, one: str, many: str) -> str:
     return f"1 worker {one}" if num == 1 else f"{num} workers {many}"
+
+
+LIMITS: dict[Name, str] = {
+    "answer": "a whole answer",
+    "all_answers": "99 % of all answers",
+    "first_token": "the first token",
+    "gap": "the longest gap between tokens",
+    "token": "a token after the first",
+    "arrivals": "arrivals",
+}
+
+
+def use_in_words(use: Use) -> str:
+    """How far a limit is used, e.g. "the first token 0.8 s of 0.5 s"."""
+    unit = "queries/s" if use.name == "arrivals" else "s"
+    return f"{LIMITS[use.name]} {use.promised:.3g} {unit} of {use.limit:.3g}"

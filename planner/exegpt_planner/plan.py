@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from exegpt_planner.alternatives import Alternative, alternatives, winner
+from exegpt_planner.bound import Bound
 from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
@@ -30,6 +31,7 @@ from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.search import Candidate, Found, search_together
 from exegpt_planner.shapes import Shape, shapes
+from exegpt_planner.simulator.limits import Use
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import (
     STRATEGIES,
@@ -49,14 +51,6 @@ NEAREST = 4  # spaces that are searched for the least latency where none keeps t
 Floats = NDArray[np.float64]
 
 Change = Literal["bound_less", "bound_more", "fluctuation_ignored", "error_ignored"]
-
-
-class Bound(StrictModel):
-    """On the 99th percentile of the latency of an answer of the percentile's length."""
-
-    seconds: float = Field(gt=0, allow_inf_nan=True)  # inf: none
-    percentile_length: float = Field(default=99, gt=0, le=100)
-    mode: Literal["p99", "mean"] = "p99"  # mean: the paper's; fluctuation and table error ignored
 
 
 class Sensitivity(StrictModel):
@@ -84,6 +78,9 @@ class Plan(StrictModel):
     source: Literal["measured", "analytic"]  # of the step times
     certificate: Certificate
     warnings: tuple[str, ...]
+    limits: tuple[Use, ...] = Field(  # where more than whole answers are bounded
+        default=(), exclude_if=lambda value: value == ()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,11 +108,22 @@ class _Question:
             ]
         return Searches(done=done, relaxed=relaxed)
 
+    def scaled(self, factor: float) -> _Question:
+        """The same with every limit on times so many times as long."""
+        limits = self.promise.limits
+        if limits is None:
+            return replace(self, bound_s=factor * self.bound_s)
+        looser = limits.scaled(factor)
+        promise = replace(self.promise, limits=looser)
+        return replace(self, promise=promise, bound_s=looser.reference_s)
+
     def _uppers(self, strategy: str, sites: Sequence[Site]) -> Floats:
         """What no schedule of each site can exceed, queries/s."""
         if strategy != "RRA" or self.relaxation is None:
             return np.full(len(sites), np.inf)
-        mean_s = self.bound_s / (1 + self.promise.error)
+        limits = self.promise.limits
+        answer_s = self.bound_s if limits is None else limits.answer_s
+        mean_s = answer_s / (1 + self.promise.error)
         bounds = self.relaxation.rra([site.shape for site in sites], mean_s)
         return np.asarray(bounds.max(axis=1))
 
@@ -174,20 +182,20 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     holds the whole of it. The sensitivity takes four more searches.
     """
     law = law_on(table, workload)
-    promise = _promise(bound, law, table)
+    promise = bound.promise(law, table)
     some = _shapes(table, model, memory, law, workers)
     sites, left_out = _sites(strategies, some, table, law, workers)
     question = _Question(
         sites=sites,
         relaxation=_relaxation(some, table, law, promise),
         promise=promise,
-        bound_s=bound.seconds,
+        bound_s=bound.reference_s,
     )
     searches = question.searched()
     spaces, found = searches.spaces, searches.found
     best_of_all = winner(found)
     if best_of_all is None:
-        raise infeasible(_nearest(question), bound_s=bound.seconds, promise=promise)
+        raise infeasible(_nearest(question), bound_s=bound.reference_s, promise=promise)
     index, best = best_of_all
     space, site = spaces[index], searches.done[index].site
     return Plan(
@@ -197,7 +205,7 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
         length_tokens=promise.length - law.workload.delay,
         error_margin=table.error_p95,
         alternatives=(
-            *alternatives(spaces, found, bound.seconds),
+            *alternatives(spaces, found, bound.in_words),
             *(Alternative(strategy=name, reason=why) for name, why in left_out.items()),
         ),
         sensitivity=_sensitivity(question) if with_sensitivity else (),
@@ -209,6 +217,7 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
             InputHashes.of(table, workload, bound, memory.inputs() | {"workers": workers}),
         ),
         warnings=_warnings(space, best, table),
+        limits=tuple(space.uses(best.point)),
     )
 
 
@@ -251,13 +260,6 @@ def _nearest(question: _Question) -> list[StrategySpace]:
     return sorted(every, key=least_s)[:NEAREST]
 
 
-def _promise(bound: Bound, law: CompletionLaw, table: ProfileTable) -> Promise:
-    length = law.workload.output.quantile(bound.percentile_length / 100)
-    if bound.mode == "mean":
-        return Promise.of_mean(length=length)
-    return Promise.full(length=length, error=table.error_p95)
-
-
 def _sites(
     strategies: Sequence[str],
     some: Sequence[Shape],
@@ -289,8 +291,8 @@ def _sensitivity(question: _Question) -> tuple[Sensitivity, ...]:
     if np.isinf(bound_s):
         return ()
     changed: list[tuple[Change, _Question]] = [
-        ("bound_less", replace(question, bound_s=0.8 * bound_s)),
-        ("bound_more", replace(question, bound_s=1.2 * bound_s)),
+        ("bound_less", question.scaled(0.8)),
+        ("bound_more", question.scaled(1.2)),
     ]
     if promise.sds > 0:
         changed.append(

@@ -25,7 +25,7 @@ from exegpt_planner.rra_envelopes import Envelope, envelopes_of
 from exegpt_planner.rra_rounds import Rounds
 from exegpt_planner.search import Block, Blocked, Bounds
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
-from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.simulator.promise import Limits, Promise
 from exegpt_planner.simulator.rra import RraModel
 
 Floats = NDArray[np.float64]
@@ -33,6 +33,7 @@ Floats = NDArray[np.float64]
 _BEYOND_3_SDS = (
     3.83e-4  # E[(Z - 3)+]: what of a covered normal law lies beyond the curve's end, in sd
 )
+HALF_ARE_SLOWER = 0.98  # of lengths: answers beyond it, half of them, are the slowest 1 %
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +100,10 @@ class RraBounds:
         self._falls = any(curve.least_slope < 0 for curve in contexts)
         self._least_vars = self._encode_vars()
         self._envelopes = envelopes_of(law)
+        self._shorter: RraBounds | None = None
+        if promise.limits is not None and np.isfinite(promise.limits.all_answers_s):
+            shorter = Promise.of_mean(length=law.workload.output.quantile(HALF_ARE_SLOWER))
+            self._shorter = RraBounds(model, shorter, kv_capacity)
 
     def of(self, block: Block, units: int) -> Bounds:
         """What no schedule in a block can beat on so many units."""
@@ -114,10 +119,42 @@ class RraBounds:
             per_query_s = max(
                 per_query_s, spread_s + self._slowest(block, envelope, 1 / self._number)
             )
+        throughput = units / per_query_s
+        if self.promise.limits is not None:
+            promised_s = self._held_s(block, envelope, self.promise.limits, throughput, units)
+            return Bounds(throughput=throughput, promised_s=promised_s)
         return Bounds(
-            throughput=units / per_query_s,
+            throughput=throughput,
             promised_s=self.promise.promised_s(self._latency(block, envelope), self._sd_s(block)),
         )
+
+    def _held_s(
+        self, block: Block, envelope: Envelope, limits: Limits, throughput: float, units: int
+    ) -> float:
+        """The same where more than whole answers are bounded (simulator/limits.py).
+
+        A cycle takes units B_E / X, and arrivals wait for half of it at least. More than 2 % of the answers are longer
+        than the 98th percentile, of which half take longer than its mean: so it bounds that of all answers.
+        """
+        b1, b2, promise, d = block.x1, block.x2, self.promise, self.promise.length - 1
+        latency_s = self._latency(block, envelope)
+        wait_s = units * b1 / throughput / 2 if limits.arrivals_per_s else 0.0
+        first_s = float(self.model.encodes.times.pass_s[b1 : b2 + 1].min())
+        shares = [
+            promise.promised_s(latency_s + wait_s, self._sd_s(block)) / limits.answer_s,
+            promise.at_least_s(first_s + wait_s) / limits.first_token_s,
+            limits.arrivals_per_s / throughput,
+        ]
+        if d > 0:
+            own_s = float(self.model.encodes.own(1).pass_s[b1 - 1 : b2].max())
+            shares.append(promise.at_least_s((latency_s - own_s) / d) / limits.token_s)
+        if -(-d // block.y2) > 1:
+            turn_s = float(self._turn_s[b1 : b2 + 1].min())
+            shares.append(promise.at_least_s(turn_s) / limits.gap_s)
+        if self._shorter is not None:
+            all_s = self._shorter._latency(block, envelope)
+            shares.append(promise.at_least_s(all_s + wait_s) / limits.all_answers_s)
+        return max(shares) * limits.reference_s
 
     def _blocked(self, batch: int, envelope: Envelope) -> Blocked | None:
         costs, size = self.model.costs, batch / self._number

@@ -6,6 +6,7 @@ from exegpt_planner.adjustment import rra_adjustment
 from exegpt_planner.rra_bounds import RraBounds
 from exegpt_planner.schedule import Prediction, RraSchedule, Split
 from exegpt_planner.search import Block, Blocked, Bounds, Point
+from exegpt_planner.simulator.limits import Use, held_s, uses
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 
@@ -44,7 +45,7 @@ class RraSpace:
         return self.units * self.model.throughput(*point)
 
     def promised_s(self, point: Point) -> float:
-        return self.promised_for(point, self.promise.length)
+        return held_s(self.model, point, self.promise, self.throughput(point), self.units)
 
     def schedule(self, point: Point) -> RraSchedule:
         model, (batch, interval) = self.model, point
@@ -68,6 +69,19 @@ class RraSpace:
 
     def predict(self, point: Point) -> Prediction:
         return self.model.predict(self.schedule(point), self.promise)
+
+    def uses(self, point: Point) -> list[Use]:
+        if self.promise.limits is None:
+            return []
+        rate = self.throughput(point)
+        return uses(
+            self.model,
+            point,
+            self.promise,
+            self.promise.limits,
+            queries_per_s=rate,
+            units=self.units,
+        )
 
     def edge(self, point: Point) -> float:
         return max(point[0] / max(1, self.model.max_batch), self.model.edge(*point))

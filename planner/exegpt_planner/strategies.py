@@ -22,6 +22,7 @@ from exegpt_planner.search import Point, Space
 from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.costs import hand_over_of
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.limits import Use
 from exegpt_planner.simulator.models import Model
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
@@ -53,6 +54,10 @@ class StrategySpace(Space, Protocol):
         ...
 
     def kv_need(self, point: Point) -> float: ...
+    def uses(self, point: Point) -> list[Use]:
+        """How far each limit is used, where more than whole answers are bounded."""
+        ...
+
     def promised_for(self, point: Point, length: int) -> float:
         """What the schedule promises for answers of `length` tokens."""
         ...

@@ -13,6 +13,7 @@ import numpy as np
 from exegpt_planner.adjustment import waa_adjustment
 from exegpt_planner.schedule import Prediction, Split, WaaSchedule
 from exegpt_planner.search import Block, Blocked, Bounds, Point
+from exegpt_planner.simulator.limits import Use, held_at_least_s, held_s, uses
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.waa import ROOM, WaaModel
 from exegpt_planner.simulator.waa_points import Points
@@ -93,7 +94,9 @@ class WaaSpace:
         return float(self._throughput[point[0] - 1, point[1] - 1])
 
     def promised_s(self, point: Point) -> float:
-        return float(self._promised_s[point[0] - 1, point[1] - 1])
+        if self.promise.limits is None or self.blocked(point) is not None:
+            return float(self._promised_s[point[0] - 1, point[1] - 1])
+        return held_s(self.model, point, self.promise, self.throughput(point))
 
     def schedule(self, point: Point) -> WaaSchedule:
         (encoders, decoders), (batch, pool) = self.model.split, point
@@ -110,6 +113,14 @@ class WaaSpace:
     def predict(self, point: Point) -> Prediction:
         return self.model.predict(self.schedule(point), self.promise)
 
+    def uses(self, point: Point) -> list[Use]:
+        if self.promise.limits is None:
+            return []
+        rate = self.throughput(point)
+        return uses(
+            self.model, point, self.promise, self.promise.limits, queries_per_s=rate, units=1
+        )
+
     def edge(self, point: Point) -> float:
         return self.model.edge(*point)
 
@@ -125,9 +136,11 @@ class WaaSpace:
         if blocked is not None:
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
         part = _part(block)
+        throughput = float(self._throughput[part].max())
+        promised_s = float(self._promised_s[part].min())
         return Bounds(
-            throughput=float(self._throughput[part].max()),
-            promised_s=float(self._promised_s[part].min()),
+            throughput=throughput,
+            promised_s=held_at_least_s(self.promise, promised_s, throughput),
         )
 
     def _blocked(self, block: Block) -> Blocked | None:

@@ -116,3 +116,27 @@ def test_an_explanation_says_where_layers_lie(
     ]
     assert sum(counted) == 48, layers
     assert "analytic" in out
+
+
+def test_several_limits_are_kept_and_the_one_that_binds_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (*ASKED, "--task", "S", "--bound", "inf", "--gap", "0.4")
+    assert run_cli(monkeypatch, "plan", *asked, "--first-token", "30", "-o", "json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    used = {each["name"]: each["promised"] / each["limit"] for each in plan["limits"]}
+    assert set(used) == {"gap", "first_token"}
+    assert 0.9 < used["gap"] <= 1
+    assert used["first_token"] < 0.1
+    assert run_cli(monkeypatch, "explain", *asked) == 0
+    assert "the longest gap between tokens binds" in capsys.readouterr().out
+
+
+def test_limits_that_nothing_keeps_say_what_would_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (*ASKED, "--task", "S", "--bound", "inf")
+    assert run_cli(monkeypatch, "plan", *asked, "--arrivals", "500") != 0
+    err = capsys.readouterr().err
+    assert "arrivals 500 queries/s of" in err
+    assert "queries/s to arrive" in err

@@ -16,10 +16,10 @@ from exegpt_cli.placement import place
 from exegpt_cli.profiling import keep_table
 from exegpt_cli.wanted import Wanted
 from exegpt_cli.workers import Workers
+from exegpt_planner.bound import Bound
 from exegpt_planner.errors import InfeasibleBound
 from exegpt_planner.lengths import from_histogram, truncated_normal
 from exegpt_planner.manifest import Deployment
-from exegpt_planner.plan import Bound
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileKey, ProfileTable
 from exegpt_planner.workload import Workload

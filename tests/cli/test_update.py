@@ -21,10 +21,11 @@ from exegpt_cli.update_options import UpdateOptions
 from exegpt_gateway.control import listening
 from exegpt_gateway.metrics import Metrics
 from exegpt_gateway.steering import Steering
+from exegpt_planner.bound import Bound
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InvalidSpec, Unavailable
 from exegpt_planner.lengths import truncated_normal
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.schedule import CraSchedule, RraSchedule, WaaSchedule
 from exegpt_planner.simulator import simulate
 from exegpt_planner.workload import Workload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from exegpt_planner.bound import Bound
 from exegpt_planner.builtin_models import builtin_model
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.errors import InvalidSpec
@@ -12,7 +13,7 @@ from exegpt_planner.hardware.analytic import analytic_table
 from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.layout import Typical, bills
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import RraSchedule

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from exegpt_planner.bound import Bound
 from exegpt_planner.certificate import check
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InfeasibleBound, InvalidSpec
 from exegpt_planner.explain import explain
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.plan import Bound, Plan, make_plan
+from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.profile_table import Curve, ProfileTable
 from exegpt_planner.schedule import RraSchedule, WaaSchedule
 from exegpt_planner.shapes import device_each

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from exegpt_planner.bound import Bound
 from exegpt_planner.events.policies import run_static
 from exegpt_planner.events.queries import Backlog
 from exegpt_planner.events.records import Until
 from exegpt_planner.events.stages import LayoutStages
 from exegpt_planner.layout import Typical
-from exegpt_planner.plan import Bound, make_plan
+from exegpt_planner.plan import make_plan
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import StaticSchedule
 from exegpt_planner.shapes import shapes

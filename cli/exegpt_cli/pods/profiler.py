@@ -25,10 +25,10 @@ from exegpt_cli.placement import Placement, leave_to_workers
 from exegpt_cli.profiling import ProfiledWorkers, ProfileTarget, profile
 from exegpt_cli.wanted import Wanted
 from exegpt_cli.workers import Workers
+from exegpt_planner.bound import Bound
 from exegpt_planner.errors import ExeGPTError, InfeasibleBound
 from exegpt_planner.manifest import Deployment
 from exegpt_planner.model_spec import read_model_spec
-from exegpt_planner.plan import Bound
 from exegpt_planner.profile_design import Coverage
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.strict import parse, read_json_object

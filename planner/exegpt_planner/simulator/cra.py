@@ -11,6 +11,7 @@ exactly.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,14 +23,17 @@ from exegpt_planner.errors import IncompleteProfile, InvalidSpec
 from exegpt_planner.layout import Layout
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import CraSchedule, Prediction
+from exegpt_planner.simulator.arrivals import wait_for_place
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.cra_steps import Counted, Steps, StepTimes
 from exegpt_planner.simulator.encode_queue import EncodeQueues, QueueFamily
+from exegpt_planner.simulator.latency import Latency
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 from exegpt_planner.simulator.renewal import SlotProcess
-from exegpt_planner.simulator.rra import Latency
 
 Floats = NDArray[np.float64]
+
+UNSEEN = 0.01  # expected number of steps of an answer, below which it is not counted on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,6 +172,34 @@ class CraModel:
     def latency_mean_s(self, pool: int, chunk: int, length: int) -> float:
         """Mean latency of an answer of `length` tokens."""
         return self.latency(pool, chunk, length).mean_s
+
+    def first_token(self, pool: int, chunk: int) -> Latency:
+        """From the start of its encode to a query's first token."""
+        return self.latency(pool, chunk, 1)
+
+    def gap(self, pool: int, chunk: int, decodes: int) -> Latency:
+        """The longest between two tokens of an answer: of a step whose chunk is full."""
+        run = self.run(pool, chunk)
+        fullest = np.zeros_like(run.steps.tokens_law)
+        seen = run.steps.tokens_law[run.at(pool)] * decodes > UNSEEN
+        fullest[:, int(np.flatnonzero(seen)[-1])] = 1.0
+        steps = replace(run.steps, tokens_law=fullest)
+        step_s = self.times.mean_s(steps, own=0, counted=self.times.others)[run.at(pool)]
+        work = self.times.slot_work(run.steps, run.queues.span, 0.0)
+        slope_s = float(np.asarray(work.per_query)[run.at(pool)])
+        chance = float(run.steps.chance[run.at(pool)])
+        sd_s = slope_s * math.sqrt(pool * chance * (1 - chance))
+        return Latency(mean_s=float(step_s) + self.costs.dispatch_s, sd_s=sd_s)
+
+    def wait(self, pool: int, chunk: int, rate_per_s: float) -> Latency:
+        """From arrival to a place in the pool, at the end of a step."""
+        run = self.run(pool, chunk)
+        stay_s = pool / float(run.throughput[run.at(pool)])
+        span = float(run.queues.span[run.at(pool)])
+        varies = self.law.workload.output.var / (span + self.law.decode_mean) ** 2
+        step_s = float(run.step_s[run.at(pool)]) + self.costs.dispatch_s
+        boundary = Latency(mean_s=step_s / 2, sd_s=step_s / math.sqrt(12))
+        return boundary.after(wait_for_place(rate_per_s, stay_s, pool, varies))
 
     def counted(self, length: int) -> Counted:
         """What counts of queries cost beside one's own of `length` tokens."""

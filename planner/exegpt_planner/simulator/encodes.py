@@ -67,6 +67,10 @@ class EncodeTimes:
             residual_var=pair**2 * prompts.pairs_residual_var,
         )
 
+    def sd_s(self, costs: StepCosts, size: float) -> float:
+        """Deviation of the encode of a micro-batch of `size` prompts."""
+        return float(self._sds(costs, np.array([size]))[0])
+
     def own_input(self, length: int) -> tuple[float, float]:
         """(mean, variance) of the prompt of an answer of `length` tokens."""
         workload = self._workload

@@ -32,21 +32,15 @@ from exegpt_planner.completion import CompletionLaw, PhaseLaw
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import Prediction, RraSchedule
+from exegpt_planner.simulator.arrivals import wait_for_encode
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.encodes import EncodeTimes
 from exegpt_planner.simulator.fluctuation import Window, shares_var
+from exegpt_planner.simulator.latency import Latency
 from exegpt_planner.simulator.pipeline import Pipeline, Times
-from exegpt_planner.simulator.promise import KEPT_SDS, Promise
+from exegpt_planner.simulator.promise import KEPT_SDS, Promise, longest_of
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Of an answer of one length, from the start of its encode."""
-
-    mean_s: float
-    sd_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -231,6 +225,32 @@ class RraModel:
         """The stage that decodes the slowest."""
         stages = self.pipeline.stages
         return max(stages, key=lambda costs: float(_decode_times(costs, pool).sum()))
+
+    def first_token(self, batch: int, interval: int) -> Latency:
+        """From the start of its encode to a query's first token, which T5's encode does not sample."""
+        if self.law.workload.delay:
+            return self.latency(batch, interval, 1 + self.law.workload.delay)
+        size = batch / self.pipeline.micro_batches
+        mean_s = float(self.encodes.times.pass_s[batch])
+        return Latency(mean_s=mean_s, sd_s=self.encodes.sd_s(self.costs, size))
+
+    def gap(self, batch: int, interval: int, decodes: int) -> Latency:
+        """The longest between two tokens of an answer: over another encode, if it stays for one."""
+        phase = self.law.phase(interval)
+        times = self.decodes(batch, phase)
+        rounds_s = self.pipeline.round_s(times)
+        turns = -(-decodes // interval) - 1
+        first = min(1, len(rounds_s) - 1)
+        if turns == 0:
+            return Latency(mean_s=float(rounds_s[first:].max()), sd_s=0.0)
+        turn_s = self.turn_s(batch, times, rounds_s) + float(rounds_s[0])
+        size = batch / self.pipeline.micro_batches
+        sd_s = self.encodes.sd_s(self.costs, size) * self.pipeline.micro_batches**0.5
+        return Latency(mean_s=turn_s, sd_s=sd_s * longest_of(turns))
+
+    def wait(self, batch: int, interval: int, rate_per_s: float) -> Latency:
+        """From arrival to encode."""
+        return wait_for_encode(rate_per_s, self.cycle_s(batch, interval), batch)
 
     def kv_need(self, batch: int, interval: int) -> float:
         """KV tokens to hold ready, and room for the activations of an encode."""

@@ -23,13 +23,14 @@ from exegpt_planner.layout import Layout
 from exegpt_planner.profile_table import HandOverCurves
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import Prediction, Split, WaaSchedule
+from exegpt_planner.simulator.arrivals import wait_for_encode
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
 from exegpt_planner.simulator.decoder_pool import DecoderCosts, Feed, PoolRow, PoolState
 from exegpt_planner.simulator.encodes import EncodeTimes
+from exegpt_planner.simulator.latency import Latency
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 from exegpt_planner.simulator.renewal import SlotProcess, SlotWork
-from exegpt_planner.simulator.rra import Latency
 from exegpt_planner.simulator.waa_points import Points
 
 Floats = NDArray[np.float64]
@@ -137,6 +138,30 @@ class WaaModel:
         )
         contexts = context_s**2 * state.pool * self._context_var(length)
         return np.sqrt(encode + own + boundary + slow + transit + contexts)
+
+    def first_token(self, batch: int, pool: int) -> Latency:
+        """From the start of its encode to a query's first token."""
+        token_s, residual = self._token_cost(batch)
+        del pool
+        var = batch * (residual + token_s**2 * self.prompts.tokens_var)
+        mean_s = float(self.encodes.times.pass_s[batch] + self._sent_s[batch])
+        return Latency(mean_s=mean_s, sd_s=float(np.sqrt(var)))
+
+    def gap(self, batch: int, pool: int, decodes: int) -> Latency:
+        """The longest between two tokens of an answer: of an iteration in which a batch joins.
+
+        The pool strays slowly, so all iterations of an answer are alike.
+        """
+        del decodes
+        state = self.at(batch, _one(pool))
+        period = max(1.0, batch * self.law.decode_mean / max(float(state.pool[0]), 1e-9))
+        mean_s = float(state.seen_s[0] + self._joined_s[batch] * (1 - 1 / period))
+        return Latency(mean_s=mean_s, sd_s=float(state.seen_sd_s[0]))
+
+    def wait(self, batch: int, pool: int, rate_per_s: float) -> Latency:
+        """From arrival to encode, of queries that arrive at this rate in all."""
+        cycle_s = batch / self.throughput(batch, pool)
+        return wait_for_encode(rate_per_s, cycle_s, batch)
 
     def query_costs_s(self, batch: int, pool: int) -> tuple[float, float]:
         """(worker time that a query's encode takes, that its decode takes)."""
