@@ -18,6 +18,7 @@ from pydantic import Field
 
 from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
+from exegpt_planner.cliffs import Held, cliff_warnings
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
@@ -171,10 +172,10 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
 
     `memory` is of one of the `workers`, that is devices. Where the table does not say what sharing a model costs, each
-    holds the whole of it. The sensitivity takes four more searches.
+    holds the whole of it. The sensitivity takes four more searches, an offer off a cliff that is near another.
     """
     law = law_on(table, workload)
-    promise = _promise(bound, law, table)
+    promise = promise_of(bound, law, table)
     some = _shapes(table, model, memory, law, workers)
     sites, left_out = _sites(strategies, some, table, law, workers)
     question = _Question(
@@ -208,7 +209,15 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
             len(some),
             InputHashes.of(table, workload, bound, memory.inputs() | {"workers": workers}),
         ),
-        warnings=_warnings(space, best, table),
+        warnings=(
+            *_warnings(space, best, table),
+            *cliff_warnings(
+                site,
+                space.schedule(best.point),
+                Held.of(workload, promise, bound),
+                with_offer=with_sensitivity,
+            ),
+        ),
     )
 
 
@@ -251,7 +260,8 @@ def _nearest(question: _Question) -> list[StrategySpace]:
     return sorted(every, key=least_s)[:NEAREST]
 
 
-def _promise(bound: Bound, law: CompletionLaw, table: ProfileTable) -> Promise:
+def promise_of(bound: Bound, law: CompletionLaw, table: ProfileTable) -> Promise:
+    """What is held against a bound under these lengths."""
     length = law.workload.output.quantile(bound.percentile_length / 100)
     if bound.mode == "mean":
         return Promise.of_mean(length=length)
