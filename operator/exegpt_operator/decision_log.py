@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from exegpt_operator import names
 from exegpt_operator.compare import is_as_wanted, key
@@ -18,29 +18,20 @@ from exegpt_operator.planning import Answer, plan_id
 from exegpt_operator.seen import PlanSeen, Seen
 from exegpt_operator.status import summary
 from exegpt_operator.watching import counted
+from exegpt_planner.drift_moves import Kind, kind_of
 from exegpt_planner.plan import Plan
-from exegpt_planner.schedule import Schedule, WaaSchedule
+from exegpt_planner.schedule import Schedule
 from exegpt_planner.strict import parse_json
 
-Change = Literal["keep", "knobs", "layout", "pods"]
 Line = dict[str, Any]
 _SAYS = ("True", "False")  # of BoundMet: enough answers were seen to say
 
 
-def change_of(before: Schedule | None, now: Schedule, *, keeps_pods: bool) -> Change:
+def change_of(before: Schedule | None, now: Schedule, *, keeps_pods: bool) -> Kind:
     """What a new schedule needs: nothing, other knobs in place, other roles or stages on the same pods, or new pods."""
     if before is None or not keeps_pods:
         return "pods"
-    if now == before:
-        return "keep"
-    return "knobs" if _shape(now) == _shape(before) else "layout"
-
-
-def _shape(schedule: Schedule) -> tuple[object, ...]:
-    """What workers are told by Configure; the rest is the gateway's alone."""
-    if isinstance(schedule, WaaSchedule):
-        return schedule.strategy, schedule.encoders, schedule.decoders
-    return schedule.strategy, schedule.units
+    return kind_of(before, now)
 
 
 def keeps_pods(seen: Seen, images: Images) -> bool:

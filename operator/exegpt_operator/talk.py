@@ -11,6 +11,7 @@ import grpc
 from exegpt_operator import names
 from exegpt_operator.decide_profile import Progress
 from exegpt_operator.seen import ServingSeen
+from exegpt_planner.drift_laws import mean_change
 from exegpt_planner.workload import Workload
 from exegpt_wire import GRPC_OPTIONS, gateway_pb2, message_of, profiler_pb2
 from exegpt_wire.gateway_pb2_grpc import GatewayStub
@@ -132,7 +133,7 @@ class _Observed:
 
     def off(self, planned_mean: float) -> float:
         """Distance of the means, a share of the planned one."""
-        return abs(self.mean / planned_mean - 1) if self.n else 0.0
+        return abs(mean_change(planned_mean, self.mean)) if self.n else 0.0
 
     @property
     def histogram(self) -> str:

@@ -19,6 +19,7 @@ from pydantic import Field
 from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.bound import Bound
 from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
+from exegpt_planner.cliffs import Held, cliff_warnings
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
@@ -179,7 +180,7 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
 
     `memory` is of one of the `workers`, that is devices. Where the table does not say what sharing a model costs, each
-    holds the whole of it. The sensitivity takes four more searches.
+    holds the whole of it. The sensitivity takes four more searches, an offer off a cliff that is near another.
     """
     law = law_on(table, workload)
     promise = bound.promise(law, table)
@@ -216,7 +217,15 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
             len(some),
             InputHashes.of(table, workload, bound, memory.inputs() | {"workers": workers}),
         ),
-        warnings=_warnings(space, best, table),
+        warnings=(
+            *_warnings(space, best, table),
+            *cliff_warnings(
+                site,
+                space.schedule(best.point),
+                Held.of(workload, promise, bound),
+                with_offer=with_sensitivity,
+            ),
+        ),
         limits=tuple(space.uses(best.point)),
     )
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from exegpt_operator import logs
-from exegpt_operator.decision_log import Change, change_of
+from exegpt_operator.decision_log import change_of
 from exegpt_operator.planning import Answer, plan_id
 from exegpt_operator.watching import FEWEST_ANSWERS
+from exegpt_planner.drift_moves import Kind
 from exegpt_planner.schedule import (
     Adjustment,
     CraSchedule,
@@ -46,7 +47,7 @@ T = Adjustment(encode_tokens=80.0, most_tokens=1.5, most_queries=9)
         (CRA, RRA, "layout"),
     ],
 )
-def test_what_a_new_schedule_needs(before: Schedule | None, now: Schedule, change: Change) -> None:
+def test_what_a_new_schedule_needs(before: Schedule | None, now: Schedule, change: Kind) -> None:
     assert change_of(before, now, keeps_pods=True) == change
     assert change_of(before, now, keeps_pods=False) == "pods"
 
