@@ -64,6 +64,7 @@ class Bound(StrictModel):
             length=full.length,
             sds=0.0 if is_mean else full.sds,
             error=0.0 if is_mean else full.error,
+            bound_s=self.reference_s,
             limits=self.limits,
         )
 

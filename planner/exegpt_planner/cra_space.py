@@ -123,6 +123,9 @@ class CraSpace:
             self.model, self._knobs(point), self.promise, self.throughput(point), self.units
         )
 
+    def roughly(self, block: Block) -> None:
+        """Its bounds are cheap."""
+
     def bound(self, block: Block) -> Bounds:
         blocked = self._blocked(block)
         if blocked is not None:

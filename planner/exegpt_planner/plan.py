@@ -112,11 +112,12 @@ class _Question:
     def scaled(self, factor: float) -> _Question:
         """The same with every limit on times so many times as long."""
         limits = self.promise.limits
-        if limits is None:
-            return replace(self, bound_s=factor * self.bound_s)
-        looser = limits.scaled(factor)
-        promise = replace(self.promise, limits=looser)
-        return replace(self, promise=promise, bound_s=looser.reference_s)
+        bound_s = factor * self.bound_s
+        if limits is not None:
+            limits = limits.scaled(factor)
+            bound_s = limits.reference_s
+        promise = replace(self.promise, limits=limits, bound_s=bound_s)
+        return replace(self, promise=promise, bound_s=bound_s)
 
     def _uppers(self, strategy: str, sites: Sequence[Site]) -> Floats:
         """What no schedule of each site can exceed, queries/s."""

@@ -68,45 +68,82 @@ class Cycles:
         self._alive = alive
         n = np.arange(1, longest + 1)
         encodes = np.maximum(1, -(-d // n))
-        first, last = _blocks(longest)
+        self._first, self._last = first, last = _blocks(longest)
 
-        def least(values: Floats) -> Floats:
-            return Windows(np.asarray(values, np.float64)).extremes(first - 1, last - 1)[0]
-
-        def seen(values: Floats) -> Floats:
-            """A query's values summed over an answer's rounds, for each kind of pipeline."""
+        def seen(values: Floats) -> list[Windows]:
+            """A query's values summed over an answer's rounds, for each kind of pipeline, by N_D."""
             sums = np.append(0.0, np.cumsum(values))
             at_ends = (encodes - 1) * np.array([values[each - 1 :: each].sum() for each in n])
             first = np.array([values[::each].sum() for each in n])
             whole = (encodes - 1) * sums[-1] + _folded(sums, n, d - (encodes - 1) * n)
             filled = np.maximum(whole - first, 0.0)
             unfilled = np.maximum(filled - at_ends, 0.0)
-            return np.array([least(each) for each in (whole, filled, unfilled)])
+            return [Windows(each) for each in (whole, filled, unfilled)]
 
         rounds = (np.full(longest, d), np.full(longest, max(d - 1, 0)), np.maximum(d - encodes, 0))
+        self._encodes = encodes
+        self._rounds = [Windows(each.astype(np.float64)) for each in rounds]
+        self._queries, self._context = seen(alive), seen(context)
+        self._fewest = Windows(np.array([alive[each - 1 :: each].sum() for each in n]))
+        context_held = np.array([context[::each].sum() for each in n])
+        held = Windows(context_held)
+        self._stay = np.array([alive[::each].sum() for each in n]).tolist()
+        # of a longer N_D it may be more
+        self._held_most = np.maximum.accumulate(context_held[::-1])[::-1].tolist()
+
+        def least(values: Windows) -> Floats:
+            return values.extremes(first - 1, last - 1)[0]
+
         self.phases = Phases(
             first=first,
             last=last,
             encodes=encodes[last - 1],
-            rounds_seen=np.array([least(each) for each in rounds]),
-            queries_seen=seen(alive),
-            context_seen=seen(context),
-            context_held=least(np.array([context[::each].sum() for each in n])),
-            fewest=least(np.array([alive[each - 1 :: each].sum() for each in n])),
+            rounds_seen=np.array([least(each) for each in self._rounds]),
+            queries_seen=np.array([least(each) for each in self._queries]),
+            context_seen=np.array([least(each) for each in self._context]),
+            context_held=least(held),
+            fewest=least(self._fewest),
         )
+
+    def encodes(self, interval: int) -> int:
+        """Q of an answer of the length."""
+        return int(self._encodes[interval - 1])
+
+    def seen(self, kind: int, n1: int, n2: int) -> tuple[float, float, float]:
+        """(rounds, queries, context) that an answer meets at least with N_D in n1..n2, per query encoded."""
+        rounds, queries, context = (
+            each[kind].least(n1 - 1, n2 - 1)
+            for each in (self._rounds, self._queries, self._context)
+        )
+        return rounds, queries, context
+
+    def fewest(self, n1: int, n2: int) -> float:
+        """Queries at a phase's end, per query encoded, at least."""
+        return self._fewest.least(n1 - 1, n2 - 1)
+
+    def largest(self, interval: int) -> tuple[float, float]:
+        """(queries, context) just after an encode, per query encoded: no more with a longer N_D in the first."""
+        return self._stay[interval - 1], self._held_most[interval - 1]
+
+    def alone(self, size: float, interval: int) -> float:
+        """Rounds of a phase in which one of the last `size` queries encoded is still there, at least."""
+        sizes, busy = self._busy
+        at = int(np.searchsorted(sizes, size, side="right")) - 1
+        return 0.0 if at < 0 else float(busy[at, interval - 1])
 
     @cached_property
     def _busy(self) -> tuple[Floats, Floats]:
-        """(sizes, rounds with anybody of the last encode's by N_D of the blocks' beginnings, for each size)."""
+        """(sizes, rounds with anybody of the last encode's by N_D, for each size)."""
         sizes: Floats = np.exp2(np.arange(-4.0, 14.0))
         with np.errstate(divide="ignore"):
             log_dead = np.log1p(-self._alive)
         there = 1 - np.exp(sizes[:, None] * log_dead)
-        return sizes, np.asarray(np.cumsum(there, axis=1)[:, self.phases.first - 1])
+        return sizes, np.asarray(np.cumsum(there, axis=1))
 
     def rounds(self, sizes: Floats) -> Floats:
         """U at least, for micro-batches that `sizes` queries enter a cycle; the last axis is of the blocks."""
-        grid, busy = self._busy
+        grid, every = self._busy
+        busy = every[:, self.phases.first - 1]
         at = np.clip(np.searchsorted(grid, sizes, side="right") - 1, 0, len(grid) - 1)
         alone = np.take_along_axis(busy, at.reshape(-1, busy.shape[1]), axis=0).reshape(sizes.shape)
         alone = np.where(sizes < grid[0], 0.0, alone)

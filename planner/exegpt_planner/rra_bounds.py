@@ -13,7 +13,7 @@ and is left out; of a sequence that does not rise, the others are no less than t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from exegpt_planner import memory
 from exegpt_planner.expectation import Hinges, hinge
 from exegpt_planner.rra_envelopes import Envelope, envelopes_of
+from exegpt_planner.rra_lines import EncodeBounds, LineBounds
 from exegpt_planner.rra_rounds import Rounds
 from exegpt_planner.search import Block, Blocked, Bounds
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
+from exegpt_planner.simulator.limits import held_at_least_s
 from exegpt_planner.simulator.promise import Limits, Promise
 from exegpt_planner.simulator.rra import RraModel
 
@@ -95,6 +97,10 @@ class RraBounds:
         mean, self._own_var = model.encodes.own_input(length)
         d = length - 1
         self._context_shortfall = float(max(0.0, np.max(own[:d] - mean - t[:d], initial=0.0)))
+        encodes_s = EncodeBounds(
+            own_s=self._own_encode_s, turn_s=self._turn_s, spread_s=self._spread_s
+        )
+        self._lines = LineBounds(pipeline, law, length, encodes_s, self._context_shortfall)
         self._largest_own_var = float(np.max(own_var, initial=0.0))
         contexts = (below.costs.per_context for below in (self._whole, *self._stages))
         self._falls = any(curve.least_slope < 0 for curve in contexts)
@@ -106,27 +112,63 @@ class RraBounds:
             self._shorter = RraBounds(model, shorter, kv_capacity)
 
     def of(self, block: Block, units: int) -> Bounds:
-        """What no schedule in a block can beat on so many units."""
-        b1, b2, n1, n2 = block.x1, block.x2, block.y1, block.y2
-        envelope = self._envelopes.of(n1, n2)
-        blocked = self._blocked(b1, envelope)
+        """What no schedule in a block can beat on so many units; of throughput, none that keeps the bound."""
+        envelope = self._envelopes.of(block.y1, block.y2)
+        blocked = self._blocked(block.x1, envelope)
         if blocked is not None:
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
-        per_query_s = float(self._turn_share_s[b1 : b2 + 1].min()) + self._decode(block, envelope)
+        rough, part = self._rough(block, units)
+        if not part.num_points:
+            return rough
+        throughput = min(rough.throughput, self._throughput(part, units))
+        if not np.isfinite(self.promise.bound_s):
+            return Bounds(throughput=throughput, promised_s=0.0)
+        if self.promise.limits is not None:
+            promised_s = self._held_s(block, envelope, self.promise.limits, throughput, units)
+        else:
+            latency_s = self._latency(block, envelope)
+            promised_s = self.promise.promised_s(latency_s, self._sd_s(block))
+        return Bounds(throughput=throughput, promised_s=max(promised_s, rough.promised_s))
+
+    def roughly(self, block: Block, units: int) -> Bounds:
+        """The same, less tight, and some ten times as quick; memory and coverage are not looked at."""
+        return self._rough(block, units)[0]
+
+    def _rough(self, block: Block, units: int) -> tuple[Bounds, Block]:
+        """By lines: bounds, and the part of the block that may keep the bound: its smaller encodes."""
+        lines, bound_s = self._lines, self.promise.bound_s
+        if not np.isfinite(bound_s):
+            throughput = units / lines.per_query_s(block)
+            return Bounds(throughput=throughput, promised_s=0.0), block
+        low, high = block.x1, block.x2
+        least_s = self._roughly_held_s(low, block)
+        if least_s > bound_s:
+            return Bounds(throughput=0.0, promised_s=least_s), replace(block, x2=low - 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._roughly_held_s(middle, block) > bound_s:
+                high = middle - 1
+            else:
+                low = middle
+        part = replace(block, x2=low)
+        return Bounds(throughput=units / lines.per_query_s(part), promised_s=least_s), part
+
+    def _roughly_held_s(self, batch: int, block: Block) -> float:
+        """What the block's schedules from `batch` on promise at least, by lines."""
+        latency_s = self._lines.latency_s(batch, block)
+        return held_at_least_s(self.promise, self.promise.at_least_s(latency_s), np.inf)
+
+    def _throughput(self, block: Block, units: int) -> float:
+        envelope = self._envelopes.of(block.y1, block.y2)
+        part = slice(block.x1, block.x2 + 1)
+        per_query_s = float(self._turn_share_s[part].min()) + self._decode(block, envelope)
         if self.model.pipeline.is_filled and self._number > 1:
             # cycle >= w_e + (M - 1) t_e + M (sum of t over u > 1) + t(1), whichever of the two is longer
-            spread_s = float(self._spread_share_s[b1 : b2 + 1].min())
+            spread_s = float(self._spread_share_s[part].min())
             per_query_s = max(
                 per_query_s, spread_s + self._slowest(block, envelope, 1 / self._number)
             )
-        throughput = units / per_query_s
-        if self.promise.limits is not None:
-            promised_s = self._held_s(block, envelope, self.promise.limits, throughput, units)
-            return Bounds(throughput=throughput, promised_s=promised_s)
-        return Bounds(
-            throughput=throughput,
-            promised_s=self.promise.promised_s(self._latency(block, envelope), self._sd_s(block)),
-        )
+        return units / per_query_s
 
     def _held_s(
         self, block: Block, envelope: Envelope, limits: Limits, throughput: float, units: int

@@ -93,5 +93,8 @@ class RraSpace:
         latency = self.model.latency(point[0], point[1], length)
         return self.promise.promised_s(latency.mean_s, latency.sd_s)
 
+    def roughly(self, block: Block) -> Bounds:
+        return self._bounds.roughly(block, self.units)
+
     def bound(self, block: Block) -> Bounds:
         return self._bounds.of(block, self.units)

@@ -73,6 +73,10 @@ class Space(Protocol):
 
     @property
     def whole(self) -> Block: ...
+    def roughly(self, block: Block) -> Bounds | None:
+        """Bounds that cost little, no tighter than `bound`; None: there are none."""
+        ...
+
     def bound(self, block: Block) -> Bounds: ...
     def blocked(self, point: Point) -> Blocked | None: ...
     def throughput(self, point: Point) -> float: ...
@@ -204,6 +208,9 @@ def search_together(
     def consider(state: _Search[S], block: Block) -> None:
         if block.num_points <= SMALL:
             state.evaluate(block)
+            return
+        rough = state.space.roughly(block)
+        if rough is not None and state.settle(block, rough):
             return
         bounds = state.space.bound(block)
         if not state.settle(block, bounds):

@@ -131,6 +131,9 @@ class WaaSpace:
         latency = self.model.latency(point[0], point[1], length)
         return self.promise.promised_s(latency.mean_s, latency.sd_s)
 
+    def roughly(self, block: Block) -> None:
+        """Its bounds are cheap."""
+
     def bound(self, block: Block) -> Bounds:
         blocked = self._blocked(block)
         if blocked is not None:

@@ -23,6 +23,12 @@ class Windows:
             self._highs.append(np.maximum(high[:-width], high[width:]))
             width *= 2
 
+    def least(self, start: int, end: int) -> float:
+        """The minimum over start..end, ends included and inside."""
+        level = (end - start + 1).bit_length() - 1
+        low = self._lows[level]
+        return float(min(low[start], low[end - (1 << level) + 1]))
+
     def extremes(self, start: Ints, end: Ints) -> tuple[Floats, Floats]:
         """(minimum, maximum) over start..end, ends included, elementwise."""
         start, end = np.minimum(start, self._last), np.minimum(end, self._last)

@@ -36,6 +36,7 @@ class Timed(Protocol):
     law: CompletionLaw
 
     def latency(self, x: int, y: int, length: int, /) -> Latency: ...
+    def latency_mean_s(self, x: int, y: int, length: int, /) -> float: ...
     def first_token(self, x: int, y: int, /) -> Latency: ...
     def gap(self, x: int, y: int, decodes: int, /) -> Latency:
         """The longest between two tokens of an answer of so many decode iterations."""
@@ -64,6 +65,8 @@ def held_s(
     model: Timed, knobs: Knobs, promise: Promise, queries_per_s: float, units: int = 1
 ) -> float:
     """What is held against the bound: the most used limit, in terms of `Limits.reference_s`."""
+    if promise.limits is None and promise.sds == 0:
+        return promise.promised_s(model.latency_mean_s(*knobs, promise.length), 0.0)
     if promise.limits is None:
         latency = model.latency(*knobs, promise.length)
         return promise.promised_s(latency.mean_s, latency.sd_s)
