@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exegpt_operator.reasons import Reason
-from exegpt_planner.certificate import Certificate
 from exegpt_planner.errors import (
     ExeGPTError,
     IncompleteProfile,
@@ -27,6 +26,7 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import parse_model_spec
 from exegpt_planner.plan import Bound, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.proof import Certificate
 from exegpt_planner.strict import parse_json
 from exegpt_planner.workload import read_workload
 

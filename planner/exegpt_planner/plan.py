@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from exegpt_planner.alternatives import Alternative, alternatives, winner
-from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
+from exegpt_planner.bound import Bound as Bound
+from exegpt_planner.certificate import certify
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
@@ -26,6 +26,7 @@ from exegpt_planner.memory import MemoryBudget, too_large
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
+from exegpt_planner.proof import Certificate, InputHashes, Relaxed
 from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.search import Candidate, Found, search_together
@@ -49,14 +50,6 @@ NEAREST = 4  # spaces that are searched for the least latency where none keeps t
 Floats = NDArray[np.float64]
 
 Change = Literal["bound_less", "bound_more", "fluctuation_ignored", "error_ignored"]
-
-
-class Bound(StrictModel):
-    """On the 99th percentile of the latency of an answer of the percentile's length."""
-
-    seconds: float = Field(gt=0, allow_inf_nan=True)  # inf: none
-    percentile_length: float = Field(default=99, gt=0, le=100)
-    mode: Literal["p99", "mean"] = "p99"  # mean: the paper's; fluctuation and table error ignored
 
 
 class Sensitivity(StrictModel):
