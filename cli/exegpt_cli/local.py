@@ -190,10 +190,12 @@ def _power(value: float) -> int:
 
 
 def plan_on_profile(
-    wanted: Wanted, table_of: Callable[[Coverage], ProfileTable]
+    wanted: Wanted,
+    table_of: Callable[[Coverage], ProfileTable],
+    memory: MemoryBudget | None = None,
 ) -> tuple[ProfileTable, Plan]:
-    """The best schedule, on a profile that reaches well beyond it."""
-    budget = memory_budget(wanted.num_workers)
+    """The best schedule, on a profile that reaches well beyond it; within this memory, or what there is now."""
+    budget = memory_budget(wanted.num_workers) if memory is None else memory
     for growth in GROWTHS:
         queries = FIRST_QUERIES * growth
         table = table_of(coverage_for(wanted.workload, wanted.model.context, queries))

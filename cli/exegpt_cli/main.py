@@ -7,6 +7,7 @@ on stderr and its exit code, never a stack trace; a bug keeps its stack trace.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,7 +51,18 @@ def _root(
 
 @app.command()
 @unfolded
-def plan(options: PlanOptions, *, output: Output = Format.TEXT) -> None:
+def plan(
+    options: PlanOptions,
+    *,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            help="Write the proof that no other schedule is better, for check-certificate.",
+        ),
+    ] = None,
+    output: Output = Format.TEXT,
+) -> None:
     """Choose the schedule with the most throughput that keeps the bound.
 
     Of a manifest on this machine, profiled first when no profile of the model is cached; or of a model on devices that
@@ -60,11 +72,31 @@ def plan(options: PlanOptions, *, output: Output = Format.TEXT) -> None:
 
         exegpt plan -f examples/laptop.yaml -o json | jq .schedule
 
-        exegpt plan --model opt-13b --device a40 --gpus 4 --task S --bound 5.9
+        exegpt plan --model opt-13b --device a40 --gpus 4 --task S --bound 5.9 --certificate proof.json
     """
     from exegpt_cli.plan import show_plan
 
-    show_plan(options, output=output)
+    show_plan(options, certificate=certificate, output=output)
+
+
+@app.command()
+def check_certificate(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What plan --certificate has written.")
+    ],
+    output: Output = Format.TEXT,
+) -> None:
+    """Prove anew that no schedule within the bound is better than the plan's, without the search's code.
+
+    Every part of the certificate is computed again from the profile table that is in it. A changed byte fails.
+
+        exegpt plan --model opt-13b --device a40 --gpus 4 --task S --bound 5.9 --certificate proof.json
+
+        exegpt check-certificate proof.json
+    """
+    from exegpt_cli.check_certificate import run_check
+
+    run_check(file, output=output)
 
 
 @app.command()

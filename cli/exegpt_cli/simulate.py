@@ -42,7 +42,8 @@ def run_simulate(options: SimulateOptions, *, output: Format) -> None:
     """Plan as `exegpt plan` does, simulate that schedule, and print both."""
     if options.timeline is not None:
         _check_timeline(options.timeline)
-    workload, table, plan = asked(options)
+    found = asked(options)
+    workload, table, plan = found.workload, found.table, found.plan
     with progress(f"Simulating {options.queries} queries"):
         seen = simulated(plan.schedule, table, workload, options)
     if options.timeline is not None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from exegpt_operator.reasons import Reason
 from exegpt_planner.bound import Bound
-from exegpt_planner.certificate import Certificate
 from exegpt_planner.errors import (
     ExeGPTError,
     IncompleteProfile,
@@ -28,6 +27,7 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import parse_model_spec
 from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.proof import Certificate
 from exegpt_planner.strict import parse_json
 from exegpt_planner.workload import read_workload
 

@@ -217,6 +217,9 @@ class _Both:
         a, b = self._before.whole, self._after.whole
         return Block(max(a.x1, b.x1), min(a.x2, b.x2), max(a.y1, b.y1), min(a.y2, b.y2))
 
+    def roughly(self, block: Block) -> None:
+        """Those of `bound` are all."""
+
     def bound(self, block: Block) -> Bounds:
         before, after = self._before.bound(block), self._after.bound(block)
         return Bounds(

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.bound import Bound
-from exegpt_planner.certificate import Certificate, InputHashes, Relaxed, certify
+from exegpt_planner.certificate import certify
 from exegpt_planner.cliffs import Held, cliff_warnings
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
@@ -28,6 +28,7 @@ from exegpt_planner.memory import MemoryBudget, too_large
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
+from exegpt_planner.proof import Certificate, InputHashes, Relaxed
 from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.search import Candidate, Found, search_together

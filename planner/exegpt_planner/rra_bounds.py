@@ -13,7 +13,7 @@ and is left out; of a sequence that does not rise, the others are no less than t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -26,7 +26,6 @@ from exegpt_planner.rra_lines import EncodeBounds, LineBounds
 from exegpt_planner.rra_rounds import Rounds
 from exegpt_planner.search import Block, Blocked, Bounds
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
-from exegpt_planner.simulator.limits import held_at_least_s
 from exegpt_planner.simulator.promise import Limits, Promise
 from exegpt_planner.simulator.rra import RraModel
 
@@ -117,7 +116,7 @@ class RraBounds:
         blocked = self._blocked(block.x1, envelope)
         if blocked is not None:
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
-        rough, part = self._rough(block, units)
+        rough, part = self._lines.of(block, self.promise, units)
         if not part.num_points:
             return rough
         throughput = min(rough.throughput, self._throughput(part, units))
@@ -132,31 +131,7 @@ class RraBounds:
 
     def roughly(self, block: Block, units: int) -> Bounds:
         """The same, less tight, and some ten times as quick; memory and coverage are not looked at."""
-        return self._rough(block, units)[0]
-
-    def _rough(self, block: Block, units: int) -> tuple[Bounds, Block]:
-        """By lines: bounds, and the part of the block that may keep the bound: its smaller encodes."""
-        lines, bound_s = self._lines, self.promise.bound_s
-        if not np.isfinite(bound_s):
-            throughput = units / lines.per_query_s(block)
-            return Bounds(throughput=throughput, promised_s=0.0), block
-        low, high = block.x1, block.x2
-        least_s = self._roughly_held_s(low, block)
-        if least_s > bound_s:
-            return Bounds(throughput=0.0, promised_s=least_s), replace(block, x2=low - 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._roughly_held_s(middle, block) > bound_s:
-                high = middle - 1
-            else:
-                low = middle
-        part = replace(block, x2=low)
-        return Bounds(throughput=units / lines.per_query_s(part), promised_s=least_s), part
-
-    def _roughly_held_s(self, batch: int, block: Block) -> float:
-        """What the block's schedules from `batch` on promise at least, by lines."""
-        latency_s = self._lines.latency_s(batch, block)
-        return held_at_least_s(self.promise, self.promise.at_least_s(latency_s), np.inf)
+        return self._lines.of(block, self.promise, units)[0]
 
     def _throughput(self, block: Block, units: int) -> float:
         envelope = self._envelopes.of(block.y1, block.y2)

@@ -7,8 +7,9 @@ microseconds where the bounds of rra_bounds.py, which see the curves' own shape 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.relaxation import FILLED, ONE_STAGE, UNFILLED, Cycles
-from exegpt_planner.search import Block
+from exegpt_planner.search import Block, Bounds
 from exegpt_planner.simulator.costs import StepCosts
+from exegpt_planner.simulator.limits import held_at_least_s
 from exegpt_planner.simulator.pipeline import Pipeline
+from exegpt_planner.simulator.promise import Promise
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +69,25 @@ class LineBounds:
         self._share_s = encodes.turn_s / np.maximum(np.arange(len(encodes.turn_s)), 1)
         self._spread_share_s = encodes.spread_s / np.maximum(np.arange(len(encodes.turn_s)), 1)
         self._own_s, self._turn_s = _from_here_on(encodes.own_s), _from_here_on(encodes.turn_s)
+
+    def of(self, block: Block, promise: Promise, units: int) -> tuple[Bounds, Block]:
+        """Bounds, and the part of the block that may keep the bound: its smaller encodes."""
+        bound_s = promise.bound_s
+        if not math.isfinite(bound_s):
+            return Bounds(throughput=units / self.per_query_s(block), promised_s=0.0), block
+
+        def held_s(batch: int) -> float:
+            promised_s = promise.at_least_s(self.latency_s(batch, block))
+            return held_at_least_s(promise, promised_s, math.inf)
+
+        least_s, low, high = held_s(block.x1), block.x1, block.x2
+        if least_s > bound_s:
+            return Bounds(throughput=0.0, promised_s=least_s), replace(block, x2=low - 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if held_s(middle) > bound_s else (middle, high)
+        part = replace(block, x2=low)
+        return Bounds(throughput=units / self.per_query_s(part), promised_s=least_s), part
 
     def latency_s(self, batch: int, block: Block) -> float:
         """The mean latency of an answer of the length, of the block's schedules with at least this B_E."""

@@ -94,7 +94,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, model: BaseModel) -> None:
     """Writes `model` as JSON to `path`, whole or not at all."""
-    text = model.model_dump_json(by_alias=True, indent=2) + "\n"
+    write_text(path, model.model_dump_json(by_alias=True, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `text` to `path`, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -27,10 +27,10 @@ from exegpt_gateway.self_test import SelfTest
 from exegpt_gateway.server import serve
 from exegpt_gateway.steering import Foreseen, OtherLengths, Refused, Steering
 from exegpt_gateway.worker_link import WorkerLink
-from exegpt_planner.certificate import workload_sha256
 from exegpt_planner.errors import ExeGPTError, InvalidSpec
 from exegpt_planner.model_spec import read_model_spec
 from exegpt_planner.plan import Plan
+from exegpt_planner.proof import workload_sha256
 from exegpt_planner.serving import Serving, drain_s
 from exegpt_planner.strict import read_json
 from exegpt_planner.workload import read_workload

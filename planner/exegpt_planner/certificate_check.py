@@ -1,0 +1,164 @@
+"""Checks a certificate afresh: that no schedule within the bound has more throughput than its winner.
+
+None of the search's code is used. Trusted are the simulator, which says what a schedule does, and the list of shapes.
+RRA's blocks are bounded by Jensen alone: a step takes at least what a convex curve below its costs takes at the pool's
+mean. What that does not settle is halved, down to points, which are simulated (docs/theory.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import numpy as np
+
+from exegpt_planner.certificate_file import CertificateFile, Checked
+from exegpt_planner.certificate_rra import SAME, Rra
+from exegpt_planner.certificate_spaces import Question, Simulated, Site, edge, predicted
+from exegpt_planner.proof import Corners, InputHashes, LeafRecord
+
+NEAR_EDGE = 0.9  # of the table's reach: a larger one might allow a better schedule
+AXES = {  # the knobs x and y
+    "RRA": ("encode_batch", "encode_interval"),
+    "CRA": ("pool", "the place of chunk_tokens"),
+    "WAA": ("encode_batch", "pool"),
+}
+
+
+def check(file: CertificateFile, report: Callable[[float, float], None]) -> Checked:
+    """All that is wrong with a certificate, and what was looked at; `report` hears of spaces done, of how many."""
+    asked, proof = Question(file=file), file.certificate
+    searched = {(each.strategy, each.shape, each.split): each for each in proof.spaces}
+    relaxed: dict[Site, float] = {
+        (each.strategy, each.shape, None): each.throughput for each in proof.relaxed
+    }
+    found, num_leaves, simulated = list(_claims(asked)), 0, 0
+    found += [f"{_name(each)}: no such space" for each in {*searched, *relaxed} - {*asked.sites}]
+    if len({*searched, *relaxed}) < len(proof.spaces) + len(proof.relaxed):
+        found.append("a space is given twice")
+    for done, site in enumerate(asked.sites):
+        report(done, len(asked.sites))
+        space, leaves = _space(asked, site), []
+        if site in searched:
+            leaves = list(searched[site].leaves)
+            gaps = _gaps(space.whole, searched[site].space, leaves)
+            found += [f"{_name(site)}: {each}" for each in gaps]
+        elif site in relaxed:
+            leaves = [LeafRecord(block=space.whole, reason="throughput", bound=relaxed[site])]
+        else:
+            found.append(f"{_name(site)}: neither searched nor bounded")
+        for leaf in leaves:
+            faults, points = _faults(asked, space, leaf)
+            found += [f"{_name(site)}, {leaf.reason} {leaf.block}: {each}" for each in faults]
+            num_leaves, simulated = num_leaves + 1, simulated + points
+    wrong, flags = _winner(asked, searched.keys())
+    return Checked(
+        schedule=file.schedule,
+        queries_per_s=file.prediction.queries_per_s,
+        shapes=len(asked.shapes),
+        spaces=len(asked.sites),
+        searched=len(searched),
+        leaves=num_leaves,
+        simulated=simulated,
+        problems=(*found, *wrong),
+        flags=tuple(flags),
+    )
+
+
+def _claims(asked: Question) -> Iterator[str]:
+    """What is said of the inputs and is not so."""
+    file = asked.file
+    inputs = file.memory.budget.inputs() | {"workers": file.devices}
+    hashes = InputHashes.of(file.table, file.workload.workload, file.bound, inputs)
+    length = asked.promise.length - asked.law.workload.delay
+    told = {"num_shapes": file.certificate.num_shapes, "length_tokens": file.length_tokens}
+    found = {"num_shapes": len(asked.shapes), "length_tokens": length}
+    said = dict(file.certificate.inputs) | told
+    for name, value in (dict(hashes) | found).items():
+        if said[name] != value:
+            yield f"{name}: {value} by the inputs, the certificate says {said[name]}"
+
+
+def _winner(asked: Question, searched: Collection[Site]) -> tuple[list[str], list[str]]:
+    """(what is wrong with the winner, what a reader should know of where it lies)."""
+    file, placed = asked.file, asked.place(asked.file.schedule)
+    if placed is None or placed[0] not in searched or placed[0] not in asked.sites:
+        return [f"schedule: in none of the spaces searched: {file.schedule!r}"], []
+    site, (x, y) = placed
+    space = _space(asked, site)
+    x1, x2, y1, y2 = space.whole
+    if not (x1 <= x <= x2 and y1 <= y <= y2 and space.fits(x, y)):
+        return [f"schedule: does not fit: {file.schedule!r}"], []
+    wrong, flags = [], []
+    expected = dict(predicted(space.model, file.schedule, asked.promise))
+    for name, said in dict(file.prediction).items():
+        if not np.isclose(said, expected[name], rtol=SAME, atol=0):
+            wrong.append(f"prediction.{name}: {expected[name]!r} by the simulator, not {said!r}")
+    if not asked.keeps(space.promised_s(x, y)):
+        promised_s = space.promised_s(x, y)
+        wrong.append(
+            f"schedule: promises {promised_s:g} s, the bound is {file.bound.reference_s:g} s"
+        )
+    if (reach := edge(asked, file.schedule)) > NEAR_EDGE:
+        flags.append(f"the schedule uses {reach:.0%} of what the table covers")
+    for axis, at, ends in zip(AXES[site[0]], (x, y), ((x1, x2), (y1, y2)), strict=True):
+        if at in ends:
+            flags.append(f"{axis} lies at an end of its axis, {ends[0]} to {ends[1]}")
+    return wrong, flags
+
+
+def _name(site: Site) -> str:
+    split = "" if site[2] is None else f", split {site[2][0]} + {site[2][1]}"
+    return f"{site[0]} on shape {site[1]}{split}"
+
+
+def _space(asked: Question, site: Site) -> Rra | Simulated:
+    shape = asked.shapes[site[1]]
+    return Rra(asked, shape) if site[0] == "RRA" else asked.simulated(shape, site[2])
+
+
+def _gaps(whole: Corners, said: Corners, leaves: Sequence[LeafRecord]) -> Iterator[str]:
+    """How leaves fail to be the whole space, each schedule once."""
+    x1, x2, y1, y2 = whole
+    if said != whole:
+        yield f"its knobs are {whole} by the inputs, not {said}"
+    times = np.zeros((x2 + 2, y2 + 2), dtype=np.int64)
+    for leaf in leaves:
+        a, b, c, d = leaf.block
+        if not (x1 <= a <= b <= x2 and y1 <= c <= d <= y2):
+            yield f"leaf {leaf.block} is no part of it"
+        else:
+            times[a : b + 1, c : d + 1] += 1
+    inside = times[x1 : x2 + 1, y1 : y2 + 1]
+    for count, what in ((inside == 0).sum(), "no leaf"), ((inside > 1).sum(), "several leaves"):
+        if count:
+            yield f"{count} schedules are in {what}"
+
+
+def _faults(asked: Question, space: Rra | Simulated, leaf: LeafRecord) -> tuple[list[str], int]:
+    """(what is wrong with a leaf, schedules simulated for it)."""
+    best, bound_s = asked.file.prediction.queries_per_s, asked.file.bound.reference_s
+    (x1, x2, y1, y2), bound, found, points = leaf.block, leaf.bound, [], 0
+    if x1 > x2 or y1 > y2:
+        return [], 0  # no table or memory for any schedule
+    must_beat = best * (1 + SAME)
+    if leaf.reason not in ("throughput", "latency", "evaluated"):
+        must_beat, bound_s = 0.0, np.inf  # nothing may fit
+    if leaf.reason == "throughput" and bound >= best:
+        found.append(f"{bound:g} queries/s does not settle it, the winner has {best:g}")
+    if leaf.reason == "latency" and bound <= bound_s:
+        found.append(f"{bound:g} s does not settle it, the bound is {bound_s:g} s")
+    for point in space.unsettled(leaf.block, must_beat, bound_s):
+        points += 1
+        if space.fits(*point) and (rate := space.rate(*point)) > must_beat:
+            promised_s = space.promised_s(*point)
+            if asked.keeps(promised_s) or np.isinf(bound_s):
+                found.append(f"{point} has {rate:g} queries/s and promises {promised_s:g} s")
+                break
+    for point in {(x, y) for x in (x1, x2) for y in (y1, y2) if space.fits(x, y)}:
+        rate, promised_s = space.rate(*point), space.promised_s(*point)
+        is_kept = asked.keeps(promised_s)
+        if leaf.reason == "throughput" and is_kept and rate > bound * (1 + SAME):
+            found.append(f"{point} has {rate:g} queries/s, more than its bound of {bound:g}")
+        if leaf.reason == "latency" and promised_s < bound * (1 - SAME):
+            found.append(f"{point} promises {promised_s:g} s, less than its bound of {bound:g}")
+    return found, points
