@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
 from exegpt_planner.in_words import each_a_group, on_units
-from exegpt_planner.schedule import WaaSchedule
+from exegpt_planner.schedule import Reached, WaaSchedule
 from exegpt_planner.search import Candidate, fastest
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import StrategySpace
@@ -19,12 +19,14 @@ def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Prom
     if not fitting:
         return _nothing_fits(spaces)
     space, best = min(fitting, key=lambda pair: pair[1].promised_s)
+    fits = _fits_tokens(space, bound_s, promise)
     return InfeasibleBound(
         f"no schedule promises an answer of {promise.length} tokens within {bound_s:g} s; the fastest, "
         f"{describe(space, best)}, promises {_upward(best.promised_s)} s. Latency binds: "
         f"{_parts(space, best, promise)}. "
         f"The smallest change that would do: raise latencyBound.seconds to {_upward(best.promised_s)}"
-        f"{_shorter(space, bound_s, promise)}; or use a faster device."
+        f"{_shorter(fits, promise)}; or use a faster device.",
+        reached=_reached(space, best, promise, fits),
     )
 
 
@@ -36,6 +38,20 @@ def describe(space: StrategySpace, best: Candidate) -> str:
     if isinstance(schedule, WaaSchedule):
         return text + each_a_group(schedule)
     return text + (on_units(schedule) if schedule.layout is not None else "")
+
+
+def _reached(space: StrategySpace, best: Candidate, promise: Promise, fits: int) -> Reached:
+    expected = space.predict(best.point)
+    with_pool_s = expected.latency_mean_s + promise.sds * expected.latency_sd_s
+    return Reached(
+        schedule=space.schedule(best.point),
+        prediction=expected,
+        length_tokens=promise.length,
+        mean_s=expected.latency_mean_s,
+        fluctuation_s=with_pool_s - expected.latency_mean_s,
+        margin_s=best.promised_s - with_pool_s,
+        fits_tokens=fits,
+    )
 
 
 def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:
@@ -50,8 +66,13 @@ def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:
     )
 
 
-def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
+def _shorter(fits: int, promise: Promise) -> str:
     """The length that would be in time, as a remedy."""
+    return f", or bound answers of at most {fits} tokens (now {promise.length})" if fits else ""
+
+
+def _fits_tokens(space: StrategySpace, bound_s: float, promise: Promise) -> int:
+    """The longest answer that the smallest schedule promises in time; 0: none."""
     fits, too_long = 0, promise.length
     while too_long - fits > 1:
         length = (fits + too_long) // 2
@@ -59,7 +80,7 @@ def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
             fits = length
         else:
             too_long = length
-    return f", or bound answers of at most {fits} tokens (now {promise.length})" if fits else ""
+    return fits
 
 
 def _nothing_fits(spaces: Sequence[StrategySpace]) -> ExeGPTError:
