@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from exegpt_cli.plan_options import PlanOptions
 from exegpt_planner.builtin_models import builtin_model
 from exegpt_planner.errors import InvalidSpec
+from exegpt_planner.explanation.question import Question
 from exegpt_planner.hardware.analytic import analytic_table
 from exegpt_planner.hardware.calibrations import calibration
 from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.lengths import LengthLaw, truncated_normal
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec, read_model_spec
-from exegpt_planner.plan import KNOWN, Bound, Plan, make_plan
-from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.plan import KNOWN, Bound
 from exegpt_planner.tasks import paper_task
 from exegpt_planner.workload import Workload
 
@@ -23,32 +22,7 @@ RESERVE_BYTES = 2 << 30  # of a device: its driver's context, collectives' buffe
 NEEDED = ("model", "device", "gpus", "bound")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imagined:
-    """All that a plan depends on."""
-
-    table: ProfileTable
-    model: ModelSpec
-    workload: Workload
-    bound: Bound
-    memory: MemoryBudget
-    strategies: tuple[str, ...]
-    devices: int
-
-    def plan(self) -> Plan:
-        """The plan; raises `InfeasibleBound` with what would do."""
-        return make_plan(
-            table=self.table,
-            model=self.model,
-            workload=self.workload,
-            bound=self.bound,
-            memory=self.memory,
-            strategies=self.strategies,
-            workers=self.devices,
-        )
-
-
-def imagine(options: PlanOptions) -> Imagined:
+def imagine(options: PlanOptions) -> Question:
     """What the options ask for; raises `InvalidSpec` with all their problems."""
     problems = [f"--{name} is missing" for name in NEEDED if getattr(options, name) is None]
     if options.file is not None:
@@ -74,7 +48,8 @@ def imagine(options: PlanOptions) -> Imagined:
     workload = _workload(options, model)
     cluster = cluster_of(options.device, options.gpus)
     efficiencies = calibration(options.device, options.calibration)
-    return Imagined(
+    return Question(
+        name=options.model.rstrip("/").rsplit("/", 1)[-1],
         table=analytic_table(model, cluster, options.dtype, efficiencies=efficiencies),
         model=model,
         workload=workload,

@@ -1,4 +1,4 @@
-"""`exegpt plan`, `explain` and `profile`: the schedule, why it is that one, and the step times it rests on."""
+"""`exegpt plan` and `profile`: the schedule, and the step times it rests on."""
 
 from __future__ import annotations
 
@@ -33,26 +33,24 @@ def show_plan(options: PlanOptions, *, output: Format) -> None:
     answer(plan.model_dump_json(indent=2) if output is Format.JSON else plan_text(plan))
 
 
-def show_explanation(options: PlanOptions) -> None:
-    """Print why that plan is what it is."""
-    from exegpt_planner.explain import explain
-
-    answer(explain(asked(options).plan))
-
-
 def asked(options: PlanOptions) -> Asked:
     """What the options ask for, planned."""
     if options.imagined:
         with progress("Planning"):
             imagined = imagine(options)
             return Asked(imagined.workload, imagined.table, imagined.plan())
+    wanted, table, plan = planned(file_of(options), options.strategy)
+    return Asked(wanted.workload, table, plan)
+
+
+def file_of(options: PlanOptions) -> Path:
+    """The manifest; raises `InvalidSpec` where neither it nor anything in its place is given."""
     if options.file is None:
         raise InvalidSpec(
             "the command line",
             ["-f FILE is missing; or --model, --device, --gpus, --task and --bound in its place"],
         )
-    wanted, table, plan = planned(options.file, options.strategy)
-    return Asked(wanted.workload, table, plan)
+    return options.file
 
 
 def show_profile(file: Path, *, again: bool, output: Format) -> None:
