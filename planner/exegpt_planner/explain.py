@@ -127,8 +127,10 @@ def _where(plan: Plan) -> str:
 
 def _promised(plan: Plan) -> list[str]:
     expected = plan.prediction
+    bound_s = plan.bound.seconds
+    start = "There is no bound" if math.isinf(bound_s) else f"The bound is {bound_s:g} s"
     lines = [
-        f"The bound is {plan.bound.seconds:g} s for an answer of {plan.length_tokens} tokens "
+        f"{start} for an answer of {plan.length_tokens} tokens "
         f"(percentile {plan.bound.percentile_length:g} of output lengths), from the start of its encode."
     ]
     rows = [("mean latency", expected.latency_mean_s)]
