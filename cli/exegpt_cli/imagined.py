@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from exegpt_cli.plan_options import PlanOptions
 from exegpt_planner.bound import Bound
 from exegpt_planner.builtin_models import builtin_model
 from exegpt_planner.errors import InvalidSpec
+from exegpt_planner.explanation.question import Question
 from exegpt_planner.hardware.analytic import analytic_table
 from exegpt_planner.hardware.calibrations import calibration
 from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.lengths import LengthLaw, truncated_normal
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec, read_model_spec
-from exegpt_planner.plan import KNOWN, Plan, make_plan
-from exegpt_planner.profile_table import ProfileTable
+from exegpt_planner.plan import KNOWN
 from exegpt_planner.tasks import paper_task
 from exegpt_planner.workload import Workload
 
@@ -25,32 +24,7 @@ NEEDED = ("model", "device", "gpus", "bound")
 LIMITS = ("bound", "all_answers", "first_token", "gap", "token_time", "arrivals")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imagined:
-    """All that a plan depends on."""
-
-    table: ProfileTable
-    model: ModelSpec
-    workload: Workload
-    bound: Bound
-    memory: MemoryBudget
-    strategies: tuple[str, ...]
-    devices: int
-
-    def plan(self) -> Plan:
-        """The plan; raises `InfeasibleBound` with what would do."""
-        return make_plan(
-            table=self.table,
-            model=self.model,
-            workload=self.workload,
-            bound=self.bound,
-            memory=self.memory,
-            strategies=self.strategies,
-            workers=self.devices,
-        )
-
-
-def imagine(options: PlanOptions) -> Imagined:
+def imagine(options: PlanOptions) -> Question:
     """What the options ask for; raises `InvalidSpec` with all their problems."""
     problems = [f"--{name} is missing" for name in NEEDED if getattr(options, name) is None]
     if options.file is not None:
@@ -80,7 +54,8 @@ def imagine(options: PlanOptions) -> Imagined:
     workload = _workload(options, model)
     cluster = cluster_of(options.device, options.gpus)
     efficiencies = calibration(options.device, options.calibration)
-    return Imagined(
+    return Question(
+        name=options.model.rstrip("/").rsplit("/", 1)[-1],
         table=analytic_table(model, cluster, options.dtype, efficiencies=efficiencies),
         model=model,
         workload=workload,

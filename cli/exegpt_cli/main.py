@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from exegpt_cli.bench.options import BenchOptions
-from exegpt_cli.options import File, OptionalFile, Output, ServeOptions, unfolded
-from exegpt_cli.output import Format, fail
+from exegpt_cli.options import File, OptionalFile, Output, PageOutput, ServeOptions, unfolded
+from exegpt_cli.output import Format, PageFormat, fail
 from exegpt_cli.plan_options import PlanOptions
 from exegpt_cli.simulate_options import SimulateOptions
 from exegpt_cli.update_options import UpdateOptions
@@ -101,14 +101,28 @@ def check_certificate(
 
 @app.command()
 @unfolded
-def explain(options: PlanOptions) -> None:
-    """Say in words why the plan is what it is, and what the next best would cost.
+def explain(
+    options: PlanOptions,
+    *,
+    points: Annotated[
+        int, typer.Option(min=3, max=40, help="Bounds to search for the frontier, each anew.")
+    ] = 10,
+    output: PageOutput = PageFormat.TEXT,
+) -> None:
+    """Say why the plan is what it is: what binds, where time goes, what else there was, and what a change would bring.
 
-    exegpt explain -f examples/laptop.yaml
+    Where no schedule keeps the bound: the best reachable one, what binds, and the smallest cluster that would do. Every
+    figure is the answer of a search or a simulation: seconds for a few devices, a minute or more for dozens.
+
+        exegpt explain -f examples/laptop.yaml
+
+        exegpt explain -f examples/laptop.yaml -o html > plan.html
+
+        exegpt explain --model opt-13b --device a40 --gpus 4 --task S --bound 5.9 -o json | jq .frontier
     """
-    from exegpt_cli.plan import show_explanation
+    from exegpt_cli.explain import run_explain
 
-    show_explanation(options)
+    run_explain(options, points=points, output=output)
 
 
 @app.command()

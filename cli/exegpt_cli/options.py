@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from exegpt_cli.output import Format
+from exegpt_cli.output import Format, PageFormat
 
 File = Annotated[
     Path, typer.Option("-f", "--file", help="The ExeGPTDeployment manifest (YAML).", metavar="FILE")
@@ -26,6 +26,12 @@ OptionalFile = Annotated[
 ]
 Output = Annotated[
     Format, typer.Option("-o", "--output", help="How to answer on stdout; progress is on stderr.")
+]
+PageOutput = Annotated[
+    PageFormat,
+    typer.Option(
+        "-o", "--output", help="How to answer on stdout: html is one page that needs nothing else."
+    ),
 ]
 Strategy = Annotated[
     str | None,

@@ -29,6 +29,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class PageFormat(StrEnum):
+    """How a command answers that can write a page."""
+
+    TEXT = "text"
+    JSON = "json"
+    HTML = "html"
+
+
 class Report(Protocol):
     """Called with what is done so far, of how much (0: unknown), and what is going on."""
 

@@ -1,4 +1,4 @@
-"""`exegpt plan`, `explain` and `profile`: the schedule, its proof, why it is that one, the step times it rests on."""
+"""`exegpt plan` and `profile`: the schedule, its proof, and the step times it rests on."""
 
 from __future__ import annotations
 
@@ -46,13 +46,6 @@ def show_plan(options: PlanOptions, *, certificate: Path | None, output: Format)
     answer(plan.model_dump_json(indent=2) if output is Format.JSON else plan_text(plan))
 
 
-def show_explanation(options: PlanOptions) -> None:
-    """Print why that plan is what it is."""
-    from exegpt_planner.explain import explain
-
-    answer(explain(asked(options).plan))
-
-
 def asked(options: PlanOptions) -> Asked:
     """What the options ask for, planned."""
     if options.imagined:
@@ -67,12 +60,17 @@ def asked(options: PlanOptions) -> Asked:
                 strategies=imagined.strategies,
                 devices=imagined.devices,
             )
+    return planned(file_of(options), options.strategy)
+
+
+def file_of(options: PlanOptions) -> Path:
+    """The manifest; raises `InvalidSpec` where neither it nor anything in its place is given."""
     if options.file is None:
         raise InvalidSpec(
             "the command line",
             ["-f FILE is missing; or --model, --device, --gpus, --task and --bound in its place"],
         )
-    return planned(options.file, options.strategy)
+    return options.file
 
 
 def _with_proof(found: Asked) -> CertificateFile:

@@ -6,32 +6,39 @@ from collections.abc import Sequence
 
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
 from exegpt_planner.in_words import LIMITS, each_a_group, on_units, use_in_words
-from exegpt_planner.schedule import WaaSchedule
-from exegpt_planner.search import Candidate, fastest
+from exegpt_planner.schedule import Reached, WaaSchedule
+from exegpt_planner.search import ROUNDING, Candidate, fastest
 from exegpt_planner.simulator.limits import Use
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.strategies import StrategySpace
 
+CLOSE = 0.02  # relative: of several limits the nearest schedule is looked for no closer
+
 
 def infeasible(spaces: Sequence[StrategySpace], *, bound_s: float, promise: Promise) -> ExeGPTError:
     """The error to raise when no schedule in `spaces` keeps the bound."""
-    reached = [(space, fastest(space)) for space in spaces]
+    slack = ROUNDING if promise.limits is None else CLOSE
+    reached = [(space, fastest(space, slack)) for space in spaces]
     fitting = [(space, best) for space, best in reached if best is not None]
     if not fitting:
         return _nothing_fits(spaces)
     space, best = min(fitting, key=lambda pair: pair[1].promised_s)
     if promise.limits is not None:
-        return _beyond_limits(space, best)
+        return _beyond_limits(space, best, promise, promise.limits.answer_s)
+    fits = _fits_tokens(space, bound_s, promise)
     return InfeasibleBound(
         f"no schedule promises an answer of {promise.length} tokens within {bound_s:g} s; the fastest, "
         f"{describe(space, best)}, promises {_upward(best.promised_s)} s. Latency binds: "
         f"{_parts(space, best, promise)}. "
         f"The smallest change that would do: raise latencyBound.seconds to {_upward(best.promised_s)}"
-        f"{_shorter(space, bound_s, promise)}; or use a faster device."
+        f"{_shorter(fits, promise)}; or use a faster device.",
+        reached=_reached(space, best, promise, fits),
     )
 
 
-def _beyond_limits(space: StrategySpace, best: Candidate) -> ExeGPTError:
+def _beyond_limits(
+    space: StrategySpace, best: Candidate, promise: Promise, answer_s: float
+) -> ExeGPTError:
     """Of several limits: those that the nearest schedule breaks are what to loosen."""
     found = space.uses(best.point)
     broken = [use for use in found if use.share > 1]
@@ -40,7 +47,8 @@ def _beyond_limits(space: StrategySpace, best: Candidate) -> ExeGPTError:
         f"no schedule keeps all limits; the nearest, {describe(space, best)}, needs "
         f"{', '.join(map(use_in_words, broken))}{'; it keeps ' if kept else ''}{', '.join(kept)}. "
         f"The smallest change that would do: allow {', '.join(_allowing(use) for use in broken)}; "
-        "or use faster devices."
+        "or use faster devices.",
+        reached=_reached(space, best, promise, _fits_tokens(space, answer_s, promise)),
     )
 
 
@@ -60,6 +68,20 @@ def describe(space: StrategySpace, best: Candidate) -> str:
     return text + (on_units(schedule) if schedule.layout is not None else "")
 
 
+def _reached(space: StrategySpace, best: Candidate, promise: Promise, fits: int) -> Reached:
+    expected = space.predict(best.point)
+    with_pool_s = expected.latency_mean_s + promise.sds * expected.latency_sd_s
+    return Reached(
+        schedule=space.schedule(best.point),
+        prediction=expected,
+        length_tokens=promise.length,
+        mean_s=expected.latency_mean_s,
+        fluctuation_s=with_pool_s - expected.latency_mean_s,
+        margin_s=expected.promised_s - with_pool_s,
+        fits_tokens=fits,
+    )
+
+
 def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:
     expected = space.predict(best.point)
     if promise.sds == 0 and promise.error == 0:
@@ -72,8 +94,13 @@ def _parts(space: StrategySpace, best: Candidate, promise: Promise) -> str:
     )
 
 
-def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
+def _shorter(fits: int, promise: Promise) -> str:
     """The length that would be in time, as a remedy."""
+    return f", or bound answers of at most {fits} tokens (now {promise.length})" if fits else ""
+
+
+def _fits_tokens(space: StrategySpace, bound_s: float, promise: Promise) -> int:
+    """The longest answer that the smallest schedule promises in time; 0: none."""
     fits, too_long = 0, promise.length
     while too_long - fits > 1:
         length = (fits + too_long) // 2
@@ -81,7 +108,7 @@ def _shorter(space: StrategySpace, bound_s: float, promise: Promise) -> str:
             fits = length
         else:
             too_long = length
-    return f", or bound answers of at most {fits} tokens (now {promise.length})" if fits else ""
+    return fits
 
 
 def _nothing_fits(spaces: Sequence[StrategySpace]) -> ExeGPTError:

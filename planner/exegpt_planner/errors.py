@@ -14,6 +14,10 @@ Each message says what happened, with which values, and what to do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exegpt_planner.schedule import Reached
 
 
 class ExeGPTError(Exception):
@@ -47,6 +51,10 @@ class InfeasibleBound(ExeGPTError):
     """No schedule meets the bound; the message names the best reachable one and what binds."""
 
     exit_code = 4
+
+    def __init__(self, message: str, *, reached: Reached | None = None) -> None:
+        super().__init__(message)
+        self.reached = reached  # the least that could be promised; None where nothing fits
 
 
 class ModelTooLarge(InfeasibleBound):

@@ -7,7 +7,7 @@ schedule, what binds and the smallest change that would do. Never the nearest co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -178,16 +178,21 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     strategies: Sequence[str] = KNOWN,
     workers: int = 1,
     with_sensitivity: bool = True,
+    allowed: Callable[[Site], bool] | None = None,
 ) -> Plan:
     """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
 
     `memory` is of one of the `workers`, that is devices. Where the table does not say what sharing a model costs, each
     holds the whole of it. The sensitivity takes four more searches, an offer off a cliff that is near another.
+    `allowed` leaves only some of the sites.
     """
     law = law_on(table, workload)
     promise = bound.promise(law, table)
     some = _shapes(table, model, memory, law, workers)
     sites, left_out = _sites(strategies, some, table, law, workers)
+    if allowed is not None:
+        kept = {name: [site for site in each if allowed(site)] for name, each in sites.items()}
+        sites = {name: each for name, each in kept.items() if each}
     question = _Question(
         sites=sites,
         relaxation=_relaxation(some, table, law, promise),

@@ -120,7 +120,7 @@ class RraBounds:
         if not part.num_points:
             return rough
         throughput = min(rough.throughput, self._throughput(part, units))
-        if not np.isfinite(self.promise.bound_s):
+        if self.promise.bound_s == np.inf:
             return Bounds(throughput=throughput, promised_s=0.0)
         if self.promise.limits is not None:
             promised_s = self._held_s(block, envelope, self.promise.limits, throughput, units)

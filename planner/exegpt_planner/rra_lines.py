@@ -73,21 +73,25 @@ class LineBounds:
     def of(self, block: Block, promise: Promise, units: int) -> tuple[Bounds, Block]:
         """Bounds, and the part of the block that may keep the bound: its smaller encodes."""
         bound_s = promise.bound_s
-        if not math.isfinite(bound_s):
+        if bound_s == math.inf:
             return Bounds(throughput=units / self.per_query_s(block), promised_s=0.0), block
 
-        def held_s(batch: int) -> float:
+        def held_s(batch: int, queries_per_s: float = math.inf) -> float:
             promised_s = promise.at_least_s(self.latency_s(batch, block))
-            return held_at_least_s(promise, promised_s, math.inf)
+            return held_at_least_s(promise, promised_s, queries_per_s)
 
-        least_s, low, high = held_s(block.x1), block.x1, block.x2
-        if least_s > bound_s:
-            return Bounds(throughput=0.0, promised_s=least_s), replace(block, x2=low - 1)
+        low, high = block.x1, block.x2
+        if bound_s is None:
+            low = high
+        elif held_s(low) > bound_s:
+            return Bounds(throughput=0.0, promised_s=held_s(low)), replace(block, x2=low - 1)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (low, middle - 1) if held_s(middle) > bound_s else (middle, high)
         part = replace(block, x2=low)
-        return Bounds(throughput=units / self.per_query_s(part), promised_s=least_s), part
+        throughput = units / self.per_query_s(part)
+        least_s = held_s(block.x1) if bound_s is None else held_s(block.x1, throughput)
+        return Bounds(throughput=throughput, promised_s=least_s), part
 
     def latency_s(self, batch: int, block: Block) -> float:
         """The mean latency of an answer of the length, of the block's schedules with at least this B_E."""

@@ -124,3 +124,15 @@ class Prediction(StrictModel):
     pool_sd: float
     kv_tokens: float  # KV tokens at the pool's fullest, mean
     kv_tokens_reserved: float  # mean plus margin: what must fit on one worker
+
+
+class Reached(StrictModel):
+    """The least that a schedule promises, and what that is made of."""
+
+    schedule: Schedule
+    prediction: Prediction
+    length_tokens: int  # of the answer promised
+    mean_s: float
+    fluctuation_s: float  # that the pool's fluctuation adds
+    margin_s: float  # that the profile's error margin adds
+    fits_tokens: int  # the longest answer that the smallest schedule promises within the bound

@@ -231,13 +231,16 @@ def search_together(
     return {number: (state.space, state.found()) for number, state in opened.items()}
 
 
-def fastest(space: Space) -> Candidate | None:
-    """The point that promises the least latency, the answer to "what could be reached"; None if none fits."""
+def fastest(space: Space, slack: float = ROUNDING) -> Candidate | None:
+    """The point that promises the least latency, the answer to "what could be reached"; None if none fits.
+
+    No point promises less by more than a relative `slack`.
+    """
     best: Candidate | None = None
     queue: list[tuple[float, Block]] = [(0.0, space.whole)]
     while queue:
         low, block = heapq.heappop(queue)
-        if best is not None and low * (1 - ROUNDING) > best.promised_s:
+        if best is not None and low > best.promised_s * (1 - slack):
             break
         if block.num_points > SMALL:
             for half in block.split():

@@ -81,9 +81,23 @@ def room_of(layout: Layout, model: ModelSpec, dtype: str, budget: MemoryBudget) 
     """The KV that fits beside a layout's weights; None if they do not."""
     each_kv = model.kv_bytes_per_token_layer(dtype)
     activation = 0 if budget.holds_activations else _activation_bytes(model, dtype)
-    last = len(layout.stages) - 1
     tokens: list[float] = []
     activations = []
+    for stage, weights in zip(layout.stages, stage_weight_bytes(layout, model, dtype), strict=True):
+        free = budget.device_bytes - budget.reserve_bytes - weights
+        kv = stage.layers * each_kv / stage.degree
+        tokens.append(free / kv)
+        activations.append(activation / kv)
+    least = min(tokens)
+    if least < 1:
+        return None
+    return Room(kv_tokens=int(least), activation_tokens=max(activations), stage=tokens.index(least))
+
+
+def stage_weight_bytes(layout: Layout, model: ModelSpec, dtype: str) -> list[float]:
+    """Bytes of weights on each device of every stage."""
+    last = len(layout.stages) - 1
+    found = []
     for index, stage in enumerate(layout.stages):
         weights = stage.layers * model.layer_weight_bytes(dtype)
         weights += stage.encoder_layers * model.encoder_layer_weight_bytes(dtype)
@@ -93,14 +107,8 @@ def room_of(layout: Layout, model: ModelSpec, dtype: str, budget: MemoryBudget) 
             weights += model.embedding_weight_bytes(dtype)
         elif index == last:
             weights += model.head_weight_bytes(dtype)
-        free = budget.device_bytes - budget.reserve_bytes - weights / stage.degree
-        kv = stage.layers * each_kv / stage.degree
-        tokens.append(free / kv)
-        activations.append(activation / kv)
-    least = min(tokens)
-    if least < 1:
-        return None
-    return Room(kv_tokens=int(least), activation_tokens=max(activations), stage=tokens.index(least))
+        found.append(weights / stage.degree)
+    return found
 
 
 def _activation_bytes(model: ModelSpec, dtype: str) -> int:

@@ -41,6 +41,7 @@ class StrategySpace(Space, Protocol):
     axes: tuple[str, str]
     split: Split | None
     kv_capacity: float
+    promise: Promise
 
     @property
     def smallest(self) -> Point:

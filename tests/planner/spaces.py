@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -70,6 +71,19 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
     cra = CraModel(costs, law, prompts)
     cra.queues = queues(index)  # solved once for all tests
     return CraSpace(cra, promise, capacity, units=1 + seed % 3)
+
+
+def held_to(space: StrategySpace, bound_s: float) -> StrategySpace:
+    """The same space, which knows the bound that it is searched under."""
+    promise = replace(space.promise, bound_s=bound_s)
+    match space:
+        case RraSpace():
+            return RraSpace(space.model, promise, space.kv_capacity, units=space.units)
+        case CraSpace():
+            return CraSpace(space.model, promise, space.kv_capacity, units=space.units)
+        case WaaSpace():
+            return WaaSpace(space.model, promise, space.kv_capacity)
+    raise AssertionError(space)
 
 
 def some_bound(space: StrategySpace, seed: int) -> float:

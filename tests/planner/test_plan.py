@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,9 @@ def test_prediction_is_the_simulators(plan: Plan) -> None:
 
 
 def test_certificate_holds(plan: Plan) -> None:
-    promise = Promise.full(length=plan.length_tokens, error=plan.error_margin)
+    promise = replace(
+        Promise.full(length=plan.length_tokens, error=plan.error_margin), bound_s=plan.bound.seconds
+    )
     law = CompletionLaw(summarization_like())
     for record, alternative in zip(plan.certificate.spaces, plan.alternatives, strict=False):
         (site,) = sites_of(
@@ -247,7 +250,10 @@ def test_best_of_all_strategies_is_taken_and_its_certificate_holds() -> None:
     assert {each.strategy for each in planned.alternatives} == {"RRA", "WAA"}
     best = max(a.prediction.queries_per_s for a in planned.alternatives if a.prediction)
     assert planned.prediction.queries_per_s == best
-    promise = Promise.full(length=planned.length_tokens, error=planned.error_margin)
+    promise = replace(
+        Promise.full(length=planned.length_tokens, error=planned.error_margin),
+        bound_s=planned.bound.seconds,
+    )
     law = CompletionLaw(PROMPTS_HEAVY)
     shape = device_each(table(), 3, planned.kv_tokens_capacity)
     sites = [site for name in ("RRA", "WAA") for site in sites_of(name, [shape], table(), law)]

@@ -9,7 +9,7 @@ from exegpt_planner.certificate import certify, check
 from exegpt_planner.exhaustive import best_of_all
 from exegpt_planner.search import Block, fastest, search
 from exegpt_planner.strategies import StrategySpace
-from planner.spaces import random_space, some_bound
+from planner.spaces import held_to, random_space, some_bound
 
 
 def cases(*, fast: dict[str, int], last: int = 400) -> list[object]:
@@ -36,6 +36,9 @@ def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> 
     if space.whole.num_points < 1:
         return  # the table covers not one schedule
     bound_s = some_bound(space, seed)
+    if seed % 4:
+        space = held_to(space, bound_s if seed % 4 < 3 else np.inf)
+    bound_s = np.inf if seed % 4 == 3 else bound_s
     found, best = search(space, bound_s), best_of_all(space, bound_s)
     assert found.best == best
     certificate = certify(space, found)
@@ -53,13 +56,38 @@ def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> No
     rng = np.random.default_rng((seed, 2))
     for _ in range(4):
         block = random_block(space, rng)
-        bounds = space.bound(block)
+        bounds, rough = space.bound(block), space.roughly(block)
         for point in block.points():
             if space.blocked(point) is not None:
                 continue
+            if rough is not None:
+                assert space.throughput(point) <= rough.throughput * (1 + 1e-9), point
+                assert space.promised_s(point) >= rough.promised_s * (1 - 1e-9), point
             assert bounds.blocked is None, point
             assert space.throughput(point) <= bounds.throughput * (1 + 1e-9), point
             assert space.promised_s(point) >= bounds.promised_s * (1 - 1e-9), point
+
+
+@pytest.mark.parametrize(
+    ("strategy", "seed"), cases(fast={"RRA": 12, "RRA on pipelines": 12}, last=200)
+)
+def test_no_schedule_of_a_block_within_the_bound_beats_its_throughput(
+    strategy: str, seed: int
+) -> None:
+    space = random_space(strategy, seed)
+    if space.whole.num_points < 1:
+        return
+    bound_s = some_bound(space, seed)
+    space = held_to(space, bound_s)
+    rng = np.random.default_rng((seed, 3))
+    for _ in range(4):
+        block = random_block(space, rng)
+        rough, bounds = space.roughly(block), space.bound(block)
+        assert rough is not None
+        for point in block.points():
+            if space.blocked(point) is None and space.promised_s(point) <= bound_s:
+                least = space.throughput(point) * (1 - 1e-9)
+                assert least <= min(rough.throughput, bounds.throughput), point
 
 
 @pytest.mark.parametrize("strategy", ["RRA", "RRA on pipelines", "CRA", "WAA"])
