@@ -123,7 +123,7 @@ def test_an_explanation_says_where_layers_lie(
 def test_several_limits_are_kept_and_the_one_that_binds_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = (*ALONE, "--task", "S", "--bound", "inf", "--gap", "0.6")
+    asked = (*ALONE, "--task", "S", "--bound", "inf", "--gap", "0.97")
     assert run_cli(monkeypatch, "plan", *asked, "--first-token", "30", "-o", "json") == 0
     plan = json.loads(capsys.readouterr().out)
     used = {each["name"]: each["promised"] / each["limit"] for each in plan["limits"]}
