@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exegpt_planner.in_words import each_a_group, on_units, use_in_words
+from exegpt_planner.in_words import on_instances, on_units, use_in_words
 from exegpt_planner.plan import Plan
 from exegpt_planner.profile_table import ProfileTable, StepShape
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
@@ -23,7 +23,7 @@ def knobs(schedule: Schedule) -> str:
         case WaaSchedule(encoders=x, decoders=y, encode_batch=batch, pool=pool):
             return (
                 f"WAA: {x} + {y} workers, encode {batch} queries at a time, decode at most {pool} in each pool"
-                f"{each_a_group(schedule)}"
+                f"{on_instances(schedule)}"
             )
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from exegpt_planner.schedule import Prediction, Schedule, Split
 from exegpt_planner.search import Candidate, Found
-from exegpt_planner.splits import named_splits
+from exegpt_planner.splits import devices_of, named_splits
 from exegpt_planner.strategies import StrategySpace
 from exegpt_planner.strict import StrictModel
 from exegpt_planner.waa_space import WaaSpace
@@ -69,15 +69,18 @@ def _splits(
     space: StrategySpace | None = None,
     candidate: Candidate | None = None,
 ) -> str:
-    """The splits looked at, and at the best schedule's knobs which of them the paper would name."""
-    splits = [_text(space.split) for space, _ in searched if space.split is not None]
-    if not splits:
+    """The splits of devices searched (bounds exclude the others), and at the best knobs those that the paper names."""
+    spaces = [each for each, _ in searched if isinstance(each, WaaSpace)]
+    if not spaces:
         return ""
-    looked_at = f"; splits looked at: {', '.join(splits)}"
-    if len(splits) == 1 or candidate is None or not isinstance(space, WaaSpace):
-        return looked_at
+    splits = sorted({devices_of(each.model) for each in spaces})
+    searched_in = f"; splits searched: {', '.join(map(_text, splits))}"
+    if candidate is None or not isinstance(space, WaaSpace):
+        return searched_in
+    if sum(devices_of(space.model)) == 2:
+        return searched_in
     named = named_splits(space.model, *candidate.point)
-    return f"{looked_at} ({', '.join(f'{name} {_text(split)}' for name, split in named.items())})"
+    return f"{searched_in} ({', '.join(f'{name} {_text(split)}' for name, split in named.items())})"
 
 
 def _text(split: Split) -> str:

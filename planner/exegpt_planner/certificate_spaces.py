@@ -94,10 +94,7 @@ class Question:
                 found.append(("RRA", number, None))
             if "CRA" in self.file.strategies and one_stage:
                 found.append(("CRA", number, None))
-            waa = "WAA" in self.file.strategies and one_stage and hands_over
-            if waa and self.most_queries(shape) <= WAA_QUERIES:
-                found += [("WAA", number, (x, shape.units - x)) for x in range(1, shape.units)]
-        return found
+            return found
 
     def most_queries(self, shape: Shape) -> int:
         """More than fit at once, or than the table covers."""

@@ -24,6 +24,7 @@ from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.strategies import Site, StrategySpace
 from exegpt_planner.strict import StrictModel
+from exegpt_planner.waa_sites import WaaSite
 from exegpt_planner.workload import Workload
 
 NEAR, REACH = 1.05, 1.15  # of the mean: the drifts that are looked at, and an offer stands
@@ -119,23 +120,27 @@ class Cliff(StrictModel):
 
 
 def cliff_warnings(
-    site: Site, schedule: Schedule, held: Held, *, with_offer: bool
+    site: Site | WaaSite, schedule: Schedule, held: Held, *, with_offer: bool
 ) -> Iterator[str]:
     """Of a cliff that is near, if one is."""
     found = cliff(site, schedule, held, with_offer=False)
     if found is not None and found.is_near:
         assert isinstance(schedule, RraSchedule), schedule
+        assert isinstance(site, Site), site
         offer = _offer(site, schedule, held) if with_offer else None
         yield from found.model_copy(update={"offer": offer}).warnings()
 
 
-def cliff(site: Site, schedule: Schedule, held: Held, *, with_offer: bool = True) -> Cliff | None:
+def cliff(
+    site: Site | WaaSite, schedule: Schedule, held: Held, *, with_offer: bool = True
+) -> Cliff | None:
     """Where a schedule of RRA stands; None for other strategies, without a bound, or if nothing decodes.
 
     Nor where more than whole answers are bounded: which limit a longer answer breaks first is another question.
     """
     if not isinstance(schedule, RraSchedule) or held.bound_s == float("inf"):
         return None
+    assert isinstance(site, Site), site
     if held.promise.limits is not None:
         return None
     decodes, interval = held.promise.length - 1, schedule.encode_interval

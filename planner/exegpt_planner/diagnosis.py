@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exegpt_planner.errors import ExeGPTError, IncompleteProfile, InfeasibleBound
-from exegpt_planner.in_words import LIMITS, each_a_group, on_units, use_in_words
+from exegpt_planner.in_words import LIMITS, on_instances, on_units, use_in_words
 from exegpt_planner.schedule import Reached, WaaSchedule
 from exegpt_planner.search import ROUNDING, Candidate, fastest
 from exegpt_planner.simulator.limits import Use
@@ -61,10 +61,10 @@ def _allowing(use: Use) -> str:
 def describe(space: StrategySpace, best: Candidate) -> str:
     """A schedule by its knobs, e.g. "RRA with encode_batch=1, encode_interval=39", and where it runs."""
     schedule = space.schedule(best.point)
-    knobs = schedule.model_dump(exclude={"strategy", "layout"})
+    knobs = schedule.model_dump(exclude={"strategy", "layout", "encoder_layout", "decoder_layout"})
     text = f"{space.strategy} with " + ", ".join(f"{knob}={value}" for knob, value in knobs.items())
     if isinstance(schedule, WaaSchedule):
-        return text + each_a_group(schedule)
+        return text + on_instances(schedule)
     return text + (on_units(schedule) if schedule.layout is not None else "")
 
 

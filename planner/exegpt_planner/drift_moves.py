@@ -28,6 +28,7 @@ from exegpt_planner.search import Point, search
 from exegpt_planner.shapes import Shape, device_each, room_of
 from exegpt_planner.strategies import Site, StrategySpace
 from exegpt_planner.strict import StrictModel
+from exegpt_planner.waa_sites import WaaSite, site_of
 from exegpt_planner.workload import Workload
 
 Kind = Literal["keep", "knobs", "layout", "pods"]
@@ -66,16 +67,16 @@ class Setting:
         promise = self.bound.promise(law_on(self.table, workload), self.table)
         return Held.of(workload, promise, self.bound)
 
-    def site(self, schedule: Schedule, workload: Workload) -> Site:
+    def site(self, schedule: Schedule, workload: Workload) -> Site | WaaSite:
         """Where a schedule runs; raises `InfeasibleBound` if its weights leave no room."""
+        law = law_on(self.table, workload)
+        if isinstance(schedule, WaaSchedule):
+            return site_of(schedule, self.table, law, (self.model, self.memory))
         whole = device_each(self.table, schedule.units, 0).layout
         layout = whole if schedule.layout is None else schedule.layout
         room = room_of(layout, self.model, self.table.key.dtype, self.memory)
         if room is None:
             raise InfeasibleBound("the schedule's weights leave no room for KV on these devices")
-        split = None
-        if isinstance(schedule, WaaSchedule):
-            split = schedule.encoders, schedule.decoders
         shape = Shape(
             units=schedule.units,
             layout=layout,
@@ -87,8 +88,7 @@ class Setting:
             shape=shape,
             number=0,
             table=self.table,
-            law=law_on(self.table, workload),
-            split=split,
+            law=law,
         )
 
 

@@ -148,6 +148,28 @@ class Hinges:
         slopes = np.unique(np.clip(inner, least, max(least, self.last_slope)))
         return (y - slopes[:, None] * x).min(axis=1), slopes
 
+    def minorant(self) -> tuple[Floats, Floats]:
+        """(intercepts, slopes) of lines of intercept >= 0 below the curve on the whole line, the best at each x >= 0.
+
+        None falls; where the curve ends flatter than it begins, the axis alone.
+        """
+        if self.last_slope < self.slope:
+            return np.zeros(1), np.zeros(1)
+        x, y = np.append(0.0, self.knots), np.append(self.at_zero, self(self.knots))
+        hull = np.array(_lower_hull(x, y))
+        chords = np.diff(hull[:, 1]) / np.diff(hull[:, 0])
+        least = max(self.slope, 0.0)
+        ends = np.array([least, max(least, self.last_slope)])
+        slopes = np.unique(np.clip(np.append(chords, ends), *ends))
+        intercepts = (y - slopes[:, None] * x).min(axis=1)
+        ray = float(
+            np.min(y[1:] / x[1:], initial=self.last_slope)
+        )  # the steepest through the origin
+        keep = intercepts >= 0
+        return np.append(intercepts[keep], 0.0), np.append(
+            slopes[keep], ray if ray >= self.slope else 0.0
+        )
+
 
 def add(parts: Sequence[tuple[float, Curve]]) -> Hinges:
     """The weighted sum of curves, up to the least of their last knots."""

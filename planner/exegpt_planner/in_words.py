@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from exegpt_planner.layout import Layout
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
 from exegpt_planner.simulator.limits import Name, Use
 
@@ -25,7 +26,7 @@ def words(schedule: Schedule) -> str:
             return (
                 f"WAA: {_workers(schedule.encoders, 'encodes', 'encode')} {schedule.encode_batch} queries at a time, "
                 f"{_workers(schedule.decoders, 'decodes', 'decode')} at most {schedule.pool}"
-                f"{' each' if schedule.decoders > 1 else ''}{each_a_group(schedule)}"
+                f"{' each' if schedule.decoders > 1 else ''}{on_instances(schedule)}"
             )
 
 
@@ -35,17 +36,37 @@ def on_units(schedule: RraSchedule | CraSchedule) -> str:
     if layout is None:
         return _each(schedule.units)
     each = f"on each of {schedule.units} units of " if schedule.units > 1 else "on "
+    number = schedule.micro_batches if isinstance(schedule, RraSchedule) else 1
+    return f", {each}{_devices(layout, number)}"
+
+
+def on_instances(schedule: WaaSchedule) -> str:
+    """What its encoders and decoders are, in words; nothing for a device each."""
+    encoder, decoder = schedule.layouts
+    if encoder is None or decoder is None:
+        return ""
+    number = schedule.micro_batches
+    if encoder == decoder and len(encoder.stages) == 1:
+        return f", every one a tensor-parallel group of {encoder.degree}"
+    return (
+        f", {_instances(schedule.encoders, 'encoder')} on {_devices(encoder, 1)}; "
+        f"{_instances(schedule.decoders, 'decoder')} on {_devices(decoder, number)}"
+    )
+
+
+def _devices(layout: Layout, micro_batches: int) -> str:
+    """Those of one pipeline, and in how many micro-batches they work."""
+    if layout.devices == 1:
+        return "one device"
     stages = Counter(stage.degree for stage in layout.stages)
     parts = [_stages(number, degree) for degree, number in sorted(stages.items(), reverse=True)]
-    if isinstance(schedule, RraSchedule) and schedule.micro_batches > 1:
-        parts.append(f"in {schedule.micro_batches} micro-batches")
-    return f", {each}{layout.devices} devices: {', '.join(parts)}"
+    if micro_batches > 1:
+        parts.append(f"in {micro_batches} micro-batches")
+    return f"{layout.devices} devices: {', '.join(parts)}"
 
 
-def each_a_group(schedule: WaaSchedule) -> str:
-    """What every worker of it is, in words; nothing for a device."""
-    layout = schedule.layout
-    return "" if layout is None else f", every one a tensor-parallel group of {layout.degree}"
+def _instances(number: int, what: str) -> str:
+    return f"the {what}" if number == 1 else f"each {what}"
 
 
 def _stages(number: int, degree: int) -> str:

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ ENCODE_TOKENS, DECODE_QUERIES = 4096, 64  # of the steps at which stages are bal
 # What passing a step through a stage is made of, and on how many devices: ("layer", 8) is one layer on a group of 8.
 Item = tuple[str, int]
 Bill = Counter[Item]
+
+Side = Literal["encode", "decode"]
 
 
 class StageLayout(StrictModel):
@@ -50,6 +52,20 @@ class Layout(StrictModel):
     def degree(self) -> int:
         """The largest degree of tensor parallelism."""
         return max(stage.degree for stage in self.stages)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether tokens are sampled behind the last stage: not by one that holds encoder layers alone."""
+        return any(stage.layers for stage in self.stages)
+
+    @property
+    def mean_degree(self) -> float:
+        """Devices that hold a layer's KV, harmonic mean over the layers of what makes it."""
+        layers = [
+            stage.encoder_layers if not self.has_head else stage.layers for stage in self.stages
+        ]
+        shares = (number / stage.degree for number, stage in zip(layers, self.stages, strict=True))
+        return sum(layers) / sum(shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +137,37 @@ def layouts(table: ProfileTable, typical: Typical, devices: int, units: int = 1)
     return list(found)
 
 
-def bills(layout: Layout, table: ProfileTable, units: int = 1) -> Bills:
-    """What a step passes through on each stage of a layout of which there are `units`."""
+def one_sided(table: ProfileTable, typical: Typical, devices: int, side: Side) -> list[Layout]:
+    """Every layout on so many devices of an instance that only encodes or only decodes.
+
+    Where the encoder has layers of its own, an instance holds those of its side alone.
+    """
+    if devices > 1 and table.parallel is None:
+        return []
+    found: dict[Layout, None] = {}
+    for degree in _degrees(table, devices, 1):
+        for number in range(1, devices // degree + 1) if degree > 1 else (0,):
+            degrees = [degree] * number + [1] * (devices - degree * number)
+            layout = _one_sided(table, typical, degrees, side)
+            if layout is not None:
+                found[layout] = None
+    return list(found)
+
+
+def lie_in_nodes(layout: Layout, table: ProfileTable, units: int, start: int) -> bool:
+    """Whether no tensor-parallel group of `units` such, from device `start` on, spans nodes."""
+    if table.parallel is None:
+        return layout.degree == 1
+    node, begin = table.parallel.node_devices, start
+    for stage in layout.stages * units:
+        if begin % node + stage.degree > node:
+            return False
+        begin += stage.degree
+    return True
+
+
+def bills(layout: Layout, table: ProfileTable, units: int = 1, start: int = 0) -> Bills:
+    """What a step passes through on each stage of a layout of which there are `units`, from device `start` on."""
     stages = []
     last = len(layout.stages) - 1
     offset = 0
@@ -130,14 +175,14 @@ def bills(layout: Layout, table: ProfileTable, units: int = 1) -> Bills:
         offset += stage.degree
         bill: Bill = Counter({("pass", 1): 1})
         bill["layer", stage.degree] = stage.layers
-        if stage.encoder_layers:
+        if table.encoder is not None:
             bill["encoder_layer", stage.degree] = stage.encoder_layers
         if index == 0:
             bill["embedding", stage.degree] = 1
-        if index == last:
+        if index == last and layout.has_head:
             bill["head", stage.degree] = 1
-        else:
-            crosses = _crosses(table, layout.devices, units, offset)
+        if index < last:
+            crosses = _crosses(table, layout.devices, units, start + offset)
             bill["send_between" if crosses else "send_inside", 1] = 1
         stages.append(bill)
     return Bills(stages=tuple(stages))
@@ -196,15 +241,41 @@ def _layout(
     encoders = [0] * len(degrees)
     if num_encoders:  # each part is balanced for its own phase
         shape = typical.decode
-        each_s = [_layer_s(table.on(g).encode_layer, table.on(g), typical.encode) for g in degrees]
+        each_s = _layers_s(table, degrees, typical.encode, encodes=True)
         encoders = _allot(num_encoders, each_s, [0.0] * len(degrees))
-    layers = _allot(
-        table.num_layers, [_layer_s(table.on(g).layer, table.on(g), shape) for g in degrees], ends
-    )
+    layers = _allot(table.num_layers, _layers_s(table, degrees, shape), ends)
     return Layout(
         stages=tuple(
             StageLayout(degree=degree, layers=number, encoder_layers=encoder)
             for degree, number, encoder in zip(degrees, layers, encoders, strict=True)
+        )
+    )
+
+
+def _one_sided(
+    table: ProfileTable, typical: Typical, degrees: Sequence[int], side: Side
+) -> Layout | None:
+    if table.encoder is None:
+        return _layout(table, typical, degrees, side)
+    encodes = side == "encode"
+    num_layers = table.encoder.num_layers if encodes else table.num_layers
+    if len(degrees) > num_layers:
+        return None
+    shape = typical.encode if encodes else typical.decode
+    each_s = _layers_s(table, degrees, shape, encodes=encodes)
+    ends = [0.0] * len(degrees)
+    ends[0] += table.on(degrees[0]).outside.tokens(shape.tokens)
+    if not encodes:
+        ends[-1] += table.on(degrees[-1]).outside.sampled(shape.sampled)
+    stages = zip(degrees, _allot(num_layers, each_s, ends), strict=True)
+    return Layout(
+        stages=tuple(
+            StageLayout(
+                degree=degree,
+                layers=0 if encodes else number,
+                encoder_layers=number if encodes else 0,
+            )
+            for degree, number in stages
         )
     )
 
@@ -219,6 +290,18 @@ def _allot(num_layers: int, each_s: Sequence[float], ends_s: Sequence[float]) ->
         layers[i] += 1
         heapq.heappush(loads, (load + each_s[i], i))
     return layers
+
+
+def _layers_s(
+    table: ProfileTable, degrees: Sequence[int], shape: StepShape, *, encodes: bool = False
+) -> list[float]:
+    """Seconds of one layer on each of these groups."""
+    groups = {degree: table.on(degree) for degree in set(degrees)}
+    each_s = {
+        degree: _layer_s(on.encode_layer if encodes else on.layer, on, shape)
+        for degree, on in groups.items()
+    }
+    return [each_s[degree] for degree in degrees]
 
 
 def _layer_s(layer: LayerCurves, on: GroupCurves, shape: StepShape) -> float:

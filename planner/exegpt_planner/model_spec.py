@@ -101,6 +101,11 @@ class ModelSpec(StrictModel):
         return 0
 
     @property
+    def cross_kv_parameters(self) -> int:
+        """Of a decoder layer, those that make cross-attention's KV of the encoder's output; 0 if decoder-only."""
+        return 0
+
+    @property
     def table_parameters(self) -> int:
         """Parameters of one table of token vectors, which tied embeddings use at both ends."""
         return self.vocab * self.hidden
@@ -147,6 +152,10 @@ class ModelSpec(StrictModel):
     def encoder_layer_weight_bytes(self, dtype: str) -> int:
         """Bytes of one encoder layer's weights; 0 in a decoder-only model."""
         return self.encoder_layer_parameters * _number_bytes(dtype)
+
+    def cross_kv_weight_bytes(self, dtype: str) -> int:
+        """Bytes of what makes one decoder layer's cross-attention KV, a part of that layer."""
+        return self.cross_kv_parameters * _number_bytes(dtype)
 
     def embedding_weight_bytes(self, dtype: str) -> int:
         """Bytes of what a first stage has beside its layers."""

@@ -19,7 +19,7 @@ from pydantic import Field
 from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.bound import Bound
 from exegpt_planner.certificate import certify
-from exegpt_planner.cliffs import Held, cliff_warnings
+from exegpt_planner.cliffs import Held
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
@@ -44,6 +44,8 @@ from exegpt_planner.strategies import (
     unplannable,
 )
 from exegpt_planner.strict import StrictModel
+from exegpt_planner.waa_search import search_waa
+from exegpt_planner.waa_sites import WaaSite, WaaSites
 from exegpt_planner.workload import Workload
 
 NEAR_EDGE = 0.9  # of the profile's reach: a larger profile might allow a better schedule
@@ -51,6 +53,7 @@ KNOWN = ("RRA", "WAA", "CRA")
 NEAREST = 4  # spaces that are searched for the least latency where none keeps the bound
 
 Floats = NDArray[np.float64]
+Sites = Sequence[Site | WaaSite]
 
 Change = Literal["bound_less", "bound_more", "fluctuation_ignored", "error_ignored"]
 
@@ -89,15 +92,21 @@ class Plan(StrictModel):
 class _Question:
     """What a search needs, prepared once and asked again with changes."""
 
-    sites: dict[str, list[Site]]  # by strategy
+    sites: dict[str, Sites]  # by strategy
     relaxation: Relaxation | None  # None: there is one shape
     promise: Promise
     bound_s: float
 
     def searched(self) -> Searches:
         """The best of every strategy, over all its sites."""
-        done, relaxed = [], []
+        done: list[Search] = []
+        relaxed: list[Relaxed] = []
         for strategy, sites in self.sites.items():
+            if isinstance(sites, WaaSites):
+                searched, left = search_waa(sites, self.promise, self.bound_s)
+                done += [Search(site=site, space=space, found=f) for site, space, f in searched]
+                relaxed += left
+                continue
             uppers = self._uppers(strategy, sites)
             openers = [partial(site.space, self.promise) for site in sites]
             opened = search_together(openers, uppers.tolist(), self.bound_s)
@@ -106,7 +115,9 @@ class _Question:
                 for at, (space, found) in opened.items()
             ]
             relaxed += [
-                (site, float(uppers[at])) for at, site in enumerate(sites) if at not in opened
+                Relaxed(strategy=strategy, shape=site.number, throughput=float(uppers[at]))
+                for at, site in enumerate(sites)
+                if at not in opened
             ]
         return Searches(done=done, relaxed=relaxed)
 
@@ -120,7 +131,7 @@ class _Question:
         promise = replace(self.promise, limits=limits, bound_s=bound_s)
         return replace(self, promise=promise, bound_s=bound_s)
 
-    def _uppers(self, strategy: str, sites: Sequence[Site]) -> Floats:
+    def _uppers(self, strategy: str, sites: Sequence[Site | WaaSite]) -> Floats:
         """What no schedule of each site can exceed, queries/s."""
         if strategy != "RRA" or self.relaxation is None:
             return np.full(len(sites), np.inf)
@@ -135,7 +146,7 @@ class _Question:
 class Search:
     """A space that was searched."""
 
-    site: Site
+    site: Site | WaaSite
     space: StrategySpace
     found: Found
 
@@ -145,7 +156,7 @@ class Searches:
     """What was searched, and where nothing could be won, with the bound that says so."""
 
     done: list[Search]
-    relaxed: list[tuple[Site, float]]
+    relaxed: list[Relaxed]
 
     @property
     def spaces(self) -> list[StrategySpace]:
@@ -159,10 +170,7 @@ class Searches:
         """The proof that nothing better is among all the shapes there are."""
         return Certificate(
             spaces=tuple(certify(each.space, each.found, each.site.number) for each in self.done),
-            relaxed=tuple(
-                Relaxed(strategy=site.strategy, shape=site.number, throughput=upper)
-                for site, upper in self.relaxed
-            ),
+            relaxed=tuple(self.relaxed),
             num_shapes=num_shapes,
             inputs=inputs,
         )
@@ -178,7 +186,7 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     strategies: Sequence[str] = KNOWN,
     workers: int = 1,
     with_sensitivity: bool = True,
-    allowed: Callable[[Site], bool] | None = None,
+    allowed: Callable[[Site | WaaSite], bool] | None = None,
 ) -> Plan:
     """The plan with the most throughput within the bound; raises `InfeasibleBound` or `IncompleteProfile`.
 
@@ -189,9 +197,9 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
     law = law_on(table, workload)
     promise = bound.promise(law, table)
     some = _shapes(table, model, memory, law, workers)
-    sites, left_out = _sites(strategies, some, table, law, workers)
+    sites, left_out = _sites(strategies, some, table, law, (workers, model, memory))
     if allowed is not None:
-        kept = {name: [site for site in each if allowed(site)] for name, each in sites.items()}
+        kept = {name: list(filter(allowed, each)) for name, each in sites.items()}
         sites = {name: each for name, each in kept.items() if each}
     question = _Question(
         sites=sites,
@@ -226,11 +234,11 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
         ),
         warnings=(
             *_warnings(space, best, table),
-            *cliff_warnings(
+            *_cliffs(
                 site,
                 space.schedule(best.point),
                 Held.of(workload, promise, bound),
-                with_offer=with_sensitivity,
+                with_sensitivity,
             ),
         ),
         limits=tuple(space.uses(best.point)),
@@ -262,12 +270,13 @@ def _relaxation(
 
 def _nearest(question: _Question) -> list[StrategySpace]:
     """The spaces that promise least latency by their smallest schedule: a few of them."""
-    every = [
-        site.space(question.promise)
-        for sites in question.sites.values()
-        for site in sites
-        if site.shape.micro_batches == 1
-    ]
+    every: list[StrategySpace] = []
+    for sites in question.sites.values():
+        if isinstance(sites, WaaSites):
+            some = sites.nearest(question.promise, NEAREST)
+            every += [site.space(question.promise) for site in some]
+            continue
+        every += [site.space(question.promise) for site in sites if site.shape.micro_batches == 1]
 
     def least_s(space: StrategySpace) -> float:
         blocked = space.blocked(space.smallest) is not None
@@ -281,8 +290,8 @@ def _sites(
     some: Sequence[Shape],
     table: ProfileTable,
     law: CompletionLaw,
-    workers: int,
-) -> tuple[dict[str, list[Site]], dict[str, str]]:
+    devices: tuple[int, ModelSpec, MemoryBudget],
+) -> tuple[dict[str, Sites], dict[str, str]]:
     """(where each strategy is planned, why others asked for cannot be); refuses if that is all of them."""
     unknown = [name for name in strategies if name not in KNOWN]
     if unknown:
@@ -290,13 +299,18 @@ def _sites(
             "scheduling.strategies",
             [f"{name!r} is not one of {', '.join(KNOWN)}" for name in unknown],
         )
-    sites, left_out = {}, {}
+    workers, model, memory = devices
+    sites: dict[str, Sites] = {}
+    left_out = {}
     for name in (each for each in STRATEGIES if each in strategies):
         why = unplannable(name, table, law, workers)
-        sites[name] = [] if why is not None else sites_of(name, some, table, law)
+        if why is None and name == "WAA" and table.parallel is not None:
+            sites[name] = WaaSites.all(table, law, workers, (model, memory))
+        else:
+            sites[name] = [] if why is not None else sites_of(name, some, table, law)
         if not sites[name]:
             left_out[name] = nowhere(name) if why is None else why
-    if not any(sites.values()):
+    if not any(map(len, sites.values())):
         problems = [f"{name} {why}" for name, why in left_out.items()]
         raise InvalidSpec("scheduling.strategies", problems or ["names no strategy"])
     return sites, left_out

@@ -100,16 +100,19 @@ class HandOverCurves(StrictModel):
     joined: Curve  # of the decoder's steps, more than without: KV landed beside them and copied in
     exposed: Curve  # from the end of the encode to the arrival of the last byte
 
-    def shared(self, degree: int) -> Self:
-        """The same between groups of `degree` devices, each of which sends and joins its share."""
+    def between(self, sender: float, receiver: float) -> Self:
+        """The same between groups of so many devices, each of which sends, or joins, its share of the KV.
 
-        def of_shares(curve: Curve) -> Curve:
-            return Curve(x=tuple(degree * x for x in curve.x), seconds=curve.seconds)
+        On the way there are as many hops side by side as the smaller group has devices.
+        """
+
+        def of_shares(curve: Curve, devices: float) -> Curve:
+            return Curve(x=tuple(devices * x for x in curve.x), seconds=curve.seconds)
 
         return type(self)(
-            sent=of_shares(self.sent),
-            joined=of_shares(self.joined),
-            exposed=of_shares(self.exposed),
+            sent=of_shares(self.sent, sender),
+            joined=of_shares(self.joined, receiver),
+            exposed=of_shares(self.exposed, min(sender, receiver)),
         )
 
 

@@ -76,10 +76,14 @@ def workload_sha256(workload: Workload) -> str:
 
 
 class Relaxed(StrictModel):
-    """A shape that was not searched, as nothing in it can have more throughput than was found."""
+    """A shape that was not searched, as nothing in it can have more throughput than was found.
+
+    Of WAA: all pairs of sides from this one on whose encoders take as many devices.
+    """
 
     strategy: str
     shape: int
+    number: int = Field(default=1, exclude_if=lambda value: value == 1)  # of shapes
     throughput: float  # queries/s that it cannot exceed
 
 

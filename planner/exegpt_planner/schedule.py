@@ -6,9 +6,9 @@ RRA, WAA and CRA are what the planner chooses from; Static and ORCA are the comp
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from exegpt_planner.layout import Layout
 from exegpt_planner.strict import StrictModel
@@ -71,15 +71,39 @@ class WaaSchedule(StrictModel):
     pool: int = Field(
         ge=1
     )  # B_D of a decoder, queries being encoded for it and handed over included
-    layout: Layout | None = Field(  # of an instance; None: a device holds the whole model
+    micro_batches: int = Field(  # M, of a decoder
+        default=1, ge=1, exclude_if=lambda value: value == 1
+    )
+    layout: Layout | None = Field(  # of every instance, where they are alike; None: a device each
+        default=None, exclude_if=lambda value: value is None
+    )
+    encoder_layout: Layout | None = Field(  # where they are not: of every encoder
+        default=None, exclude_if=lambda value: value is None
+    )
+    decoder_layout: Layout | None = Field(  # and of every decoder
         default=None, exclude_if=lambda value: value is None
     )
     adjustment: Adjustment | None = Field(default=None, exclude_if=lambda value: value is None)
 
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.encoder_layout is None) != (self.decoder_layout is None):
+            raise ValueError("encoder_layout and decoder_layout go together")
+        if self.layout is not None and self.encoder_layout is not None:
+            raise ValueError("layout is of all instances: leave it out beside encoder_layout")
+        return self
+
     @property
     def units(self) -> int:
-        """Encoders and decoders: instances of the layout."""
+        """Encoders and decoders: instances."""
         return self.encoders + self.decoders
+
+    @property
+    def layouts(self) -> tuple[Layout | None, Layout | None]:
+        """(of an encoder, of a decoder); None: a device holds the whole model."""
+        if self.encoder_layout is not None:
+            return self.encoder_layout, self.decoder_layout
+        return self.layout, self.layout
 
 
 class StaticSchedule(StrictModel):

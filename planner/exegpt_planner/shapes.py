@@ -78,16 +78,26 @@ def micro_batches(num_stages: int) -> list[int]:
 
 
 def room_of(layout: Layout, model: ModelSpec, dtype: str, budget: MemoryBudget) -> Room | None:
-    """The KV that fits beside a layout's weights; None if they do not."""
+    """The KV that fits beside a layout's weights; None if they do not.
+
+    Encoder layers alone hold the cross-attention's KV of all decoder layers, which each makes its share of; decoder
+    layers alone leave out what makes it.
+    """
     each_kv = model.kv_bytes_per_token_layer(dtype)
     activation = 0 if budget.holds_activations else _activation_bytes(model, dtype)
+    last = len(layout.stages) - 1
+    found: dict[tuple[int, int, int, bool, bool], tuple[float, float]] = {}
     tokens: list[float] = []
     activations = []
-    for stage, weights in zip(layout.stages, stage_weight_bytes(layout, model, dtype), strict=True):
-        free = budget.device_bytes - budget.reserve_bytes - weights
-        kv = stage.layers * each_kv / stage.degree
-        tokens.append(free / kv)
-        activations.append(activation / kv)
+    for index, stage in enumerate(layout.stages):
+        kind = stage.degree, stage.layers, stage.encoder_layers, index == 0, index == last
+        if kind not in found:
+            weights, kv_layers = _held(layout, index, model, dtype)
+            free = budget.device_bytes - budget.reserve_bytes - weights / stage.degree
+            kv = kv_layers * each_kv / stage.degree
+            found[kind] = free / kv, activation / kv
+        tokens.append(found[kind][0])
+        activations.append(found[kind][1])
     least = min(tokens)
     if least < 1:
         return None
@@ -96,19 +106,31 @@ def room_of(layout: Layout, model: ModelSpec, dtype: str, budget: MemoryBudget) 
 
 def stage_weight_bytes(layout: Layout, model: ModelSpec, dtype: str) -> list[float]:
     """Bytes of weights on each device of every stage."""
-    last = len(layout.stages) - 1
-    found = []
-    for index, stage in enumerate(layout.stages):
-        weights = stage.layers * model.layer_weight_bytes(dtype)
-        weights += stage.encoder_layers * model.encoder_layer_weight_bytes(dtype)
-        if index == last == 0:
-            weights += model.outside_weight_bytes(dtype)
-        elif index == 0:
-            weights += model.embedding_weight_bytes(dtype)
-        elif index == last:
-            weights += model.head_weight_bytes(dtype)
-        found.append(weights / stage.degree)
-    return found
+    return [
+        _held(layout, index, model, dtype)[0] / stage.degree
+        for index, stage in enumerate(layout.stages)
+    ]
+
+
+def _held(layout: Layout, index: int, model: ModelSpec, dtype: str) -> tuple[float, float]:
+    """(weight bytes of a stage, decoder layers whose KV it holds)."""
+    stage, last = layout.stages[index], len(layout.stages) - 1
+    cross = model.cross_kv_weight_bytes(dtype)
+    weights = stage.encoder_layers * model.encoder_layer_weight_bytes(dtype)
+    weights += stage.layers * model.layer_weight_bytes(dtype)
+    if not layout.has_head:  # an instance that only encodes, of an encoder-decoder model
+        makes = stage.encoder_layers * model.num_layers / model.num_encoder_layers
+        first = model.embedding_weight_bytes(dtype) if index == 0 else 0
+        return weights + makes * cross + first, makes
+    if not any(each.encoder_layers for each in layout.stages):
+        weights -= stage.layers * cross
+    if index == last == 0:
+        weights += model.outside_weight_bytes(dtype)
+    elif index == 0:
+        weights += model.embedding_weight_bytes(dtype)
+    elif index == last:
+        weights += model.head_weight_bytes(dtype)
+    return weights, stage.layers
 
 
 def _activation_bytes(model: ModelSpec, dtype: str) -> int:

@@ -1,4 +1,4 @@
-"""The strategies that can be planned on some devices, each as spaces to search: one a shape, for WAA one a split."""
+"""The strategies that can be planned on some devices, as spaces to search: one a shape, of WAA one a pair of sides."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ from exegpt_planner.schedule import (
 )
 from exegpt_planner.search import Point, Space
 from exegpt_planner.shapes import Shape
-from exegpt_planner.simulator.costs import hand_over_of
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.limits import Use
-from exegpt_planner.simulator.models import Model
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
-from exegpt_planner.simulator.waa import WaaModel
-from exegpt_planner.waa_space import WaaSpace
+from exegpt_planner.waa_sites import WaaSites
 
 STRATEGIES = ("RRA", "CRA", "WAA")
-WAA_QUERIES = 2000  # its space is a table of B_E by B_D
 
 
 class StrategySpace(Space, Protocol):
@@ -66,8 +62,6 @@ class StrategySpace(Space, Protocol):
 
 def unplannable(strategy: str, table: ProfileTable, law: CompletionLaw, workers: int) -> str | None:
     """Why a strategy cannot be planned at all, or None."""
-    if strategy == "WAA" and table.encoder is not None:
-        return "is not planned for encoder-decoder models yet"
     if strategy == "CRA" and table.encoder is not None:
         return "needs a decoder-only model: an encoder's steps cannot ride on a decoder's"
     if strategy != "WAA":
@@ -83,17 +77,16 @@ def unplannable(strategy: str, table: ProfileTable, law: CompletionLaw, workers:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where a strategy may be planned: on units of one shape; for WAA, on instances of one, split in one way."""
+    """Where RRA or CRA may be planned: on units of one shape."""
 
     strategy: str
     shape: Shape
     number: int  # of the shape, as `shapes` lists them
     table: ProfileTable
     law: CompletionLaw
-    split: Split | None = None
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> RraModel | CraModel:
         """Its simulator, which remembers what it has been asked."""
         pipeline, prompts = Pipeline.of(self.shape, self.table), prompt_moments(self.law.workload)
         match self.strategy:
@@ -102,13 +95,6 @@ class Site:
                 return RraModel(pipeline, self.law, prompts, fitting)
             case "CRA":
                 return CraModel(pipeline.whole, self.law, prompts, pipeline.layout)
-            case "WAA":
-                assert self.split is not None, "a site of WAA has a split"
-                hand_over = hand_over_of(self.table, self.shape.layout.degree)
-                most = _most_queries(self.shape, self.table, self.law)
-                return WaaModel(
-                    pipeline.whole, hand_over, self.law, prompts, self.split, most, pipeline.layout
-                )
             case _:
                 raise AssertionError(self.strategy)
 
@@ -119,42 +105,29 @@ class Site:
 
 def sites_of(
     strategy: str, found: Sequence[Shape], table: ProfileTable, law: CompletionLaw
-) -> list[Site]:
-    """All sites of a strategy; CRA and WAA are planned where one stage holds the whole model."""
-    sites = []
-    for number, shape in enumerate(found):
-        if strategy != "RRA" and len(shape.layout.stages) > 1:
-            continue
-        if strategy == "WAA" and _most_queries(shape, table, law) > WAA_QUERIES:
-            continue
-        splits: list[Split | None] = [None]
-        if strategy == "WAA":
-            splits = [(encoders, shape.units - encoders) for encoders in range(1, shape.units)]
-        sites += [
-            Site(strategy=strategy, shape=shape, number=number, table=table, law=law, split=split)
-            for split in splits
-        ]
-    return sites
+) -> list[Site] | WaaSites:
+    """All sites of a strategy; CRA is planned where one stage holds the whole model, WAA here where a device does.
 
-
-def _most_queries(shape: Shape, table: ProfileTable, law: CompletionLaw) -> int:
-    """More than ever fit at once, or than the table covers."""
-    fitting = shape.room.kv_tokens / law.workload.input.mean
-    return int(min(fitting, table.layer.decode_queries.x[-1])) + 1
+    (`WaaSites.all` are those of WAA on any shapes.)
+    """
+    if strategy == "WAA":
+        return WaaSites.alike(table, law, found)
+    return [
+        Site(strategy=strategy, shape=shape, number=number, table=table, law=law)
+        for number, shape in enumerate(found)
+        if strategy == "RRA" or len(shape.layout.stages) == 1
+    ]
 
 
 def nowhere(strategy: str) -> str:
     """Why a strategy has no site, though it could be planned."""
     if strategy == "WAA":
-        return (
-            "is planned where two groups of devices or more each hold the whole model, and the KV of at most "
-            f"{WAA_QUERIES:,} queries; none do"
-        )
+        return "needs an encoder and a decoder that hold the weights of their side each; no two groups of devices do"
     return "is planned where one group of devices holds the whole model; none does"
 
 
 def space_of(
-    model: Model, promise: Promise, kv_capacity: float, *, units: int = 1
+    model: RraModel | CraModel, promise: Promise, kv_capacity: float, *, units: int = 1
 ) -> StrategySpace:
     """The space of a strategy; raises `IncompleteProfile` if the table covers no point of it."""
     space: StrategySpace
@@ -163,20 +136,13 @@ def space_of(
             space = RraSpace(model, promise, kv_capacity, units=units)
         case CraModel():
             space = CraSpace(model, promise, kv_capacity, units=units)
-        case WaaModel():
-            space = WaaSpace(model, promise, kv_capacity)
     if space.whole.num_points < 1:
         raise IncompleteProfile(_uncovered(model))
     return space
 
 
-def _uncovered(model: Model) -> str:
+def _uncovered(model: RraModel | CraModel) -> str:
     costs, inputs = model.costs, model.law.workload.input
-    if isinstance(model, WaaModel) and model.encodes.max_batch > 0:
-        return (
-            f"the profile does not cover the hand-over of a single prompt of this workload (mean {inputs.mean:.0f} "
-            f"tokens, up to {inputs.max}): it reaches {model.hand_over_limit:.0f} tokens. Profile larger hand-overs."
-        )
     return (
         f"the profile does not cover the encode of a single prompt of this workload (mean {inputs.mean:.0f} "
         f"tokens, up to {inputs.max}): it reaches {costs.per_token.limit:.0f} tokens and "

@@ -20,9 +20,9 @@ from exegpt_planner.simulator.encode_queue import QueueFamily
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
-from exegpt_planner.simulator.waa import WaaModel
+from exegpt_planner.simulator.waa import Instances, WaaModel
 from exegpt_planner.strategies import StrategySpace
-from exegpt_planner.waa_space import WaaSpace
+from exegpt_planner.waa_space import Rooms, WaaSpace
 from exegpt_planner.workload import Workload
 from planner.builders import bell, correlated, independent, rough_parallel, rough_table
 
@@ -66,8 +66,8 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
         )
     if strategy == "WAA":
         split = SPLITS[int(rng.integers(len(SPLITS)))]
-        waa = WaaModel(costs, hand_over_of(table), law, prompts, split)
-        return WaaSpace(waa, promise, capacity)
+        waa = WaaModel(Instances.alike(costs, hand_over_of(table)), law, prompts, split)
+        return WaaSpace(waa, promise, Rooms(encoder=capacity, decoder=capacity))
     cra = CraModel(costs, law, prompts)
     cra.queues = queues(index)  # solved once for all tests
     return CraSpace(cra, promise, capacity, units=1 + seed % 3)
@@ -82,7 +82,7 @@ def held_to(space: StrategySpace, bound_s: float) -> StrategySpace:
         case CraSpace():
             return CraSpace(space.model, promise, space.kv_capacity, units=space.units)
         case WaaSpace():
-            return WaaSpace(space.model, promise, space.kv_capacity)
+            return WaaSpace(space.model, promise, space.rooms)
     raise AssertionError(space)
 
 

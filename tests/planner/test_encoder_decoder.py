@@ -77,13 +77,13 @@ def test_both_parts_are_laid_on_every_stage() -> None:
         assert min(min(stage.layers, stage.encoder_layers) for stage in stages) >= 1
 
 
-def test_rra_alone_is_planned_and_the_others_say_why_not() -> None:
+def test_rra_and_waa_are_planned_and_cra_says_why_not() -> None:
     plan = planned(20.0)
     assert isinstance(plan.schedule, RraSchedule)
     assert plan.length_tokens == 63
     reasons = {each.strategy: each.reason for each in plan.alternatives}
     assert "decoder-only" in reasons["CRA"]
-    assert "encoder-decoder" in reasons["WAA"]
+    assert "splits searched" in reasons["WAA"]
     expected = plan.prediction
     assert expected.tokens_per_s == pytest.approx(expected.queries_per_s * TASK.output.mean)
     assert simulate(plan.schedule, TABLE, TASK).queries_per_s == pytest.approx(

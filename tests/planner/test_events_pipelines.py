@@ -28,12 +28,14 @@ def test_two_tokens_on_one_encode_and_three_decode_stages(
     micro_batches: int, stage_times: float
 ) -> None:
     """Figure 4: a micro-batch of a third of the queries takes a third of a stage's time."""
-    schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=6, pool=6)
+    schedule = WaaSchedule(
+        encoders=1, decoders=1, encode_batch=6, pool=6, micro_batches=micro_batches
+    )
     machines = Machines(
         encoder=even(1, 1.0, 0.0), decoder=even(3, 0.0, 1 / micro_batches), hand_over=FREE
     )
     until = Until(queries=6, warm_up=0)
-    run = run_waa(schedule, machines, equal(outputs=3), until, micro_batches=micro_batches)
+    run = run_waa(schedule, machines, equal(outputs=3), until)
     assert max(each.finish_s for each in run.ended[:6]) == pytest.approx(stage_times, rel=1e-12)
 
 
@@ -41,10 +43,10 @@ def test_the_last_token_of_a_batch_in_waa() -> None:
     """P_E e + s max(P_D, M) d + (min(M, P_D) - 1) d."""
     for p_e, p_d, m, s in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 3, 5), (1, 4)):
         e, d = 0.7, 0.2
-        schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=m, pool=m)
+        schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=m, pool=m, micro_batches=m)
         machines = Machines(encoder=even(p_e, e, 0.0), decoder=even(p_d, 0.0, d), hand_over=FREE)
         until = Until(queries=m, warm_up=0)
-        run = run_waa(schedule, machines, equal(outputs=s + 1), until, micro_batches=m)
+        run = run_waa(schedule, machines, equal(outputs=s + 1), until)
         last_s = p_e * e + s * max(p_d, m) * d + (min(m, p_d) - 1) * d
         assert max(each.finish_s for each in run.ended[:m]) == pytest.approx(last_s, rel=1e-12)
 
@@ -64,10 +66,10 @@ def test_sending_and_joining_are_shared_by_the_stages_of_an_instance() -> None:
 
 
 def test_a_micro_batch_in_line_for_the_first_stage_takes_in_what_arrives_meanwhile() -> None:
-    schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=2, pool=6)
+    schedule = WaaSchedule(encoders=1, decoders=1, encode_batch=2, pool=6, micro_batches=2)
     machines = Machines(encoder=even(1, 1.0, 0.0), decoder=even(1, 0.0, 10.0), hand_over=FREE)
     until = Until(queries=6, warm_up=0)
-    run = run_waa(schedule, machines, equal(outputs=3), until, micro_batches=2)
+    run = run_waa(schedule, machines, equal(outputs=3), until)
     decodes = [step for step in run.steps if step.kind == "decode"][:2]
     assert [(s.micro_batch, s.start_s, s.shape.decode_queries) for s in decodes] == [
         (0, 1.0, 1),

@@ -42,10 +42,10 @@ def of_waa() -> Run:
     stages = EvenStages(machine, 2)
     assert machine.hand_over is not None
     machines = Machines(encoder=stages, decoder=stages, hand_over=machine.hand_over)
-    schedule = WaaSchedule(encoders=1, decoders=2, encode_batch=4, pool=20)
+    schedule = WaaSchedule(encoders=1, decoders=2, encode_batch=4, pool=20, micro_batches=2)
     backlog = Backlog.of(summarization_like(), np.random.default_rng(1))
     until = Until(queries=200, warm_up=50)
-    return run_waa(schedule, machines, backlog, until, micro_batches=2)
+    return run_waa(schedule, machines, backlog, until)
 
 
 def of_cra() -> Run:

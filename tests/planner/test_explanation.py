@@ -20,7 +20,7 @@ from exegpt_planner.explanation import trends as trends_module
 from exegpt_planner.explanation.binding import what_binds
 from exegpt_planner.explanation.build import explanation_of, no_plan
 from exegpt_planner.explanation.memory_held import stages_hold
-from exegpt_planner.explanation.question import Question, site_of
+from exegpt_planner.explanation.question import Question
 from exegpt_planner.explanation.record import ANY_EXPLANATION, Explanation, NoPlan
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.plan import Plan
@@ -200,7 +200,7 @@ def test_memory_of_a_pipeline_is_the_models_and_its_tightest_stage_gives_the_cap
     machine = machine.model_copy(update={"num_layers": MODEL.num_layers})
     asked = question(math.inf, table=machine, devices=4, strategies=("RRA",))
     plan = asked.plan(allowed=lambda site: len(site.shape.layout.stages) == 4)
-    layout = site_of(asked.sites(), plan.schedule).shape.layout
+    layout = asked.site(plan.schedule).shape.layout
     stages = stages_hold(layout, asked, plan.prediction.kv_tokens_reserved)
     devices = sum((each.last - each.first + 1) * each.degree for each in stages)
     assert devices == 4
@@ -269,7 +269,7 @@ def test_steps_against_the_trend_are_counted_as_they_are(monkeypatch: pytest.Mon
     asked = question(1.0, table=machine, strategies=("RRA",), devices=1)
     plan = asked.plan(with_sensitivity=False)
     law = CompletionLaw(asked.workload)
-    space = site_of(asked.sites(), plan.schedule).space(plan.bound.promise(law, machine))
+    space = asked.site(plan.schedule).space(plan.bound.promise(law, machine))
     whole, rate = space.whole, plan.prediction.queries_per_s
     steps = [
         (

@@ -7,7 +7,6 @@ import pytest
 
 from exegpt_planner.errors import IncompleteProfile
 from exegpt_planner.explanation.margin import FACTORS, margin, margin_at, stretched
-from exegpt_planner.explanation.question import site_of
 from exegpt_planner.lengths import truncated_normal
 from exegpt_planner.simulator import simulate
 from exegpt_planner.workload import Workload
@@ -63,7 +62,7 @@ def test_a_trace_is_stretched_too() -> None:
 def test_the_curve_is_the_old_schedule_simulated_on_the_true_law(strategy: str) -> None:
     asked = question(0.3, strategies=(strategy,))
     plan = asked.plan(with_sensitivity=False)
-    found = margin(asked, plan, site_of(asked.sites(), plan.schedule))
+    found = margin(asked, plan, asked.site(plan.schedule))
     assert tuple(each.factor for each in found.points) == FACTORS
     for each in found.points:
         true = stretched(summarization_like(), each.factor)
@@ -83,7 +82,7 @@ def test_the_bound_breaks_where_it_is_said_to() -> None:
     asked = question(0.3, strategies=("RRA",))
     plan = asked.plan(with_sensitivity=False)
     with_room = plan.model_copy(update={"bound": plan.bound.model_copy(update={"seconds": 0.4})})
-    found = margin(asked, with_room, site_of(asked.sites(), plan.schedule))
+    found = margin(asked, with_room, asked.site(plan.schedule))
     assert found.keeps_at is not None
     assert found.breaks_at is not None
     assert 1.0 < found.keeps_at < found.breaks_at <= found.keeps_at + 0.01
@@ -108,7 +107,7 @@ def test_beyond_the_profile_it_says_that_it_does_not_know() -> None:
     )
     asked = question(10.0, table=narrow, strategies=("RRA",))
     plan = asked.plan(with_sensitivity=False)
-    site = site_of(asked.sites(), plan.schedule)
+    site = asked.site(plan.schedule)
     longer = margin_at(asked, plan, site, 1.5)
     assert longer.promised_s is None
     assert longer.keeps_bound is None

@@ -15,7 +15,7 @@ from exegpt_planner.events.queries import Backlog
 from exegpt_planner.events.records import Until
 from exegpt_planner.events.timeline import timeline
 from exegpt_planner.explanation.kinds_of_work import KINDS, only
-from exegpt_planner.explanation.question import Question, site_of
+from exegpt_planner.explanation.question import Question
 from exegpt_planner.explanation.record import Use
 from exegpt_planner.explanation.time_spent import uses
 from exegpt_planner.plan import Plan
@@ -28,7 +28,7 @@ from planner.test_explanation import question
 
 def used(asked: Question) -> tuple[Plan, tuple[Use, ...]]:
     plan = asked.plan(with_sensitivity=False)
-    return plan, uses(site_of(asked.sites(), plan.schedule), plan.schedule, plan.prediction)
+    return plan, uses(asked.site(plan.schedule), plan.schedule, plan.prediction)
 
 
 def seconds_of(use: Use) -> dict[str, float]:
@@ -110,7 +110,7 @@ def test_a_simulated_pipeline_spends_its_time_so(seed: int) -> None:
     plan = asked.plan(
         with_sensitivity=False, allowed=lambda site: len(site.shape.layout.stages) > 1
     )
-    found = uses(site_of(asked.sites(), plan.schedule), plan.schedule, plan.prediction)
+    found = uses(asked.site(plan.schedule), plan.schedule, plan.prediction)
     backlog = Backlog.of(asked.workload, np.random.default_rng(seed))
     seen = run(plan.schedule, machine, backlog, Until(queries=6000, warm_up=1000))
     spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))

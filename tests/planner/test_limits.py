@@ -165,7 +165,7 @@ def under(space: StrategySpace, limits: Limits) -> StrategySpace:
             promise = replace(space.promise, limits=limits)
             return CraSpace(space.model, promise, space.kv_capacity, units=space.units)
         case WaaSpace():
-            return WaaSpace(space.model, replace(space.promise, limits=limits), space.kv_capacity)
+            return WaaSpace(space.model, replace(space.promise, limits=limits), space.rooms)
     raise AssertionError(space)
 
 

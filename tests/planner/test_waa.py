@@ -15,7 +15,7 @@ from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import RraSchedule, WaaSchedule
 from exegpt_planner.simulator import latency_of, simulate
 from exegpt_planner.simulator.costs import costs_of, hand_over_of
-from exegpt_planner.simulator.waa import WaaModel
+from exegpt_planner.simulator.waa import Instances, WaaModel
 from exegpt_planner.splits import named_splits
 from exegpt_planner.workload import Workload
 from planner.builders import bell, correlated, independent, point, summarization_like, table
@@ -32,8 +32,7 @@ def waa(encoders: int, decoders: int, batch: int, pool: int) -> WaaSchedule:
 
 def model(machine: ProfileTable, workload: Workload, split: tuple[int, int] = (1, 1)) -> WaaModel:
     return WaaModel(
-        costs_of(machine),
-        hand_over_of(machine),
+        Instances.alike(costs_of(machine), hand_over_of(machine)),
         CompletionLaw(workload),
         prompt_moments(workload),
         split,

@@ -15,6 +15,7 @@ from exegpt_planner.events.records import Run, Until
 from exegpt_planner.events.rra import run_rra
 from exegpt_planner.events.stages import LayoutStages, Stages, TableStages
 from exegpt_planner.events.waa import Machines, run_waa
+from exegpt_planner.placing import placed, sides_of
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import (
     AnySchedule,
@@ -28,11 +29,11 @@ from exegpt_planner.schedule import (
 
 def run(schedule: AnySchedule, table: ProfileTable, backlog: Backlog, until: Until) -> Run:
     """A schedule on its layout, or on workers that hold all layers: one unit of RRA or CRA, all instances of WAA."""
+    if isinstance(schedule, WaaSchedule):
+        return run_waa(schedule, _machines(schedule, table), backlog, until)
     stages: Stages = TableStages(table)
-    degree = 1
     if not isinstance(schedule, StaticSchedule | OrcaSchedule) and schedule.layout is not None:
         stages = LayoutStages(table, schedule.layout, units=schedule.units)
-        degree = schedule.layout.degree
     match schedule:
         case RraSchedule():
             number = schedule.micro_batches
@@ -43,12 +44,20 @@ def run(schedule: AnySchedule, table: ProfileTable, backlog: Backlog, until: Unt
             return run_static(schedule, stages, backlog, until)
         case OrcaSchedule():
             return run_orca(schedule, stages, backlog, until)
-        case WaaSchedule():
-            if table.hand_over is None:
-                raise IncompleteProfile(
-                    "the profile holds no times of handing over KV, without which WAA cannot be simulated. "
-                    "Profile two workers or more."
-                )
-            hand_over = table.hand_over.shared(degree)
-            machines = Machines(encoder=stages, decoder=stages, hand_over=hand_over)
-            return run_waa(schedule, machines, backlog, until)
+
+
+def _machines(schedule: WaaSchedule, table: ProfileTable) -> Machines:
+    """Its encoders and decoders, where they lie on the devices."""
+    if table.hand_over is None:
+        raise IncompleteProfile(
+            "the profile holds no times of handing over KV, without which WAA cannot be simulated. "
+            "Profile two workers or more."
+        )
+    sides = sides_of(schedule, table)
+    starts = placed(table, *sides) or (0, 0)
+    encoder, decoder = (
+        LayoutStages(table, side.layout, units=side.units, start=start)
+        for side, start in zip(sides, starts, strict=True)
+    )
+    degrees = (side.layout.mean_degree for side in sides)
+    return Machines(encoder=encoder, decoder=decoder, hand_over=table.hand_over.between(*degrees))

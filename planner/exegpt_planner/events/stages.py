@@ -21,6 +21,8 @@ from exegpt_planner.profile_table import (
     StepShape,
 )
 
+DOES_BOTH = "the profile has an encoder: stages that both encode and decode are not simulated"
+
 
 class Stages(Protocol):
     """The devices of one model instance, as a pipeline."""
@@ -62,10 +64,13 @@ class ConstantStages:
 class LayoutStages:
     """The stages of a layout, times from a table."""
 
-    def __init__(self, table: ProfileTable, layout: Layout, *, units: int = 1) -> None:
+    def __init__(
+        self, table: ProfileTable, layout: Layout, *, units: int = 1, start: int = 0
+    ) -> None:
+        """One of `units` instances, which lie one behind the other from device `start` on."""
         self.num_stages, self.dispatch_s = len(layout.stages), table.dispatch_s
         _check(table, layout)
-        self._stages = [_stage(table, bill) for bill in bills(layout, table, units).stages]
+        self._stages = [_stage(table, bill) for bill in bills(layout, table, units, start).stages]
 
     def stage_s(self, stage: int, shape: StepShape) -> float:
         """Seconds of a step of this shape on a stage, its send to the next one included."""
@@ -79,6 +84,8 @@ class EvenStages(LayoutStages):
         if not 1 <= num_stages <= table.num_layers:
             problem = f"{table.num_layers} layers cannot be held by {num_stages} stages"
             raise InvalidSpec("stages", [problem])
+        if table.encoder is not None:
+            raise InvalidSpec("stages", [DOES_BOTH])
         edges = [table.num_layers * stage // num_stages for stage in range(num_stages + 1)]
         stages = [StageLayout(degree=1, layers=b - a) for a, b in pairwise(edges)]
         super().__init__(table, Layout(stages=tuple(stages)))
@@ -92,9 +99,8 @@ class TableStages(EvenStages):
 
 
 def _check(table: ProfileTable, layout: Layout) -> None:
-    if table.encoder is not None:
-        problem = "these stages are of a decoder-only model, and the profile has an encoder"
-        raise InvalidSpec("stages", [problem])
+    if layout.has_head and any(stage.encoder_layers for stage in layout.stages):
+        raise InvalidSpec("stages", [DOES_BOTH])
     if len(layout.stages) > 1 and table.parallel is None:
         raise IncompleteProfile(
             "the profile holds no times of sending activations from stage to stage, without which a pipeline cannot be "
@@ -108,8 +114,8 @@ def _stage(table: ProfileTable, bill: Bill) -> Callable[[StepShape], float]:
     by_tokens: list[Callable[[float], float]] = []
     for (what, degree), number in bill.items():
         on = table.on(degree)
-        if what == "layer":
-            parts.append(_times(number, _layer(on.layer)))
+        if what in ("layer", "encoder_layer") and number:
+            parts.append(_times(number, _layer(on.layer if what == "layer" else on.encode_layer)))
             by_tokens += [_scaled(number, extended(each)) for each in on.sync]
         elif what == "embedding":
             by_tokens.append(extended(on.outside.tokens))

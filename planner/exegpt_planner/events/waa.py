@@ -1,6 +1,7 @@
 """WAA, simulated: x encoders and y decoders of their own, asynchronous; the KV of encoded queries is handed over.
 
-An idle encoder takes a batch as soon as the decoder with most places has enough for it. A place is held from then on
+An idle encoder takes a batch as soon as the decoder with most places has enough for it; it is idle when its first stage
+is and there are fewer encodes underway than it has stages. A place is held from then on
 until the query ends; a query of one token ends with its encode. The batch's KV arrives some time after the encode,
 dealt to the decoder's micro-batches, fewest queries first, and joins their next steps. A micro-batch's next step begins
 when its last has left the last stage and the conductor's message is there; those that are ready wait in line.
@@ -38,11 +39,9 @@ def run_waa(
     machines: Machines,
     backlog: Backlog,
     until: Until,
-    *,
-    micro_batches: int = 1,
 ) -> Run:
-    """All encoders and decoders under a saturated backlog; M micro-batches in each decoder."""
-    return _Waa(schedule, machines, backlog, until, micro_batches).run()
+    """All encoders and decoders under a saturated backlog."""
+    return _Waa(schedule, machines, backlog, until).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,13 @@ class _Part:
 
 
 @dataclass(slots=True, kw_only=True)
+class _Encoder:
+    line: Pipeline
+    underway: int = 0  # encodes
+    waits: bool = False  # for one of them to end, its first stage being free
+
+
+@dataclass(slots=True, kw_only=True)
 class _Decoder:
     line: Pipeline
     places: int
@@ -80,18 +86,19 @@ class _Waa:
         machines: Machines,
         backlog: Backlog,
         until: Until,
-        micro_batches: int,
     ) -> None:
         x, y = schedule.encoders, schedule.decoders
         names = [f"encoder {i + 1}" for i in range(x)] + [f"decoder {i + 1}" for i in range(y)]
         self.schedule, self.backlog, self.hand_over = schedule, backlog, machines.hand_over
         self.recorder = Recorder(until, names)
-        self.idle = [Pipeline(machines.encoder, self.recorder, i) for i in range(x)]
+        lines = [Pipeline(machines.encoder, self.recorder, i) for i in range(x)]
+        self.encoders = [_Encoder(line=line) for line in lines]
+        self.idle = list(self.encoders)
         self.decoders = [
             _Decoder(
                 line=Pipeline(machines.decoder, self.recorder, x + i),
                 places=schedule.pool,
-                parts=[_Part(index=index) for index in range(micro_batches)],
+                parts=[_Part(index=index) for index in range(schedule.micro_batches)],
             )
             for i in range(y)
         ]
@@ -123,8 +130,10 @@ class _Waa:
             decoder.places -= size
             self.encode(self.idle.pop(0), decoder, self.backlog.take(size))
 
-    def encode(self, line: Pipeline, decoder: _Decoder, queries: list[Query]) -> None:
+    def encode(self, encoder: _Encoder, decoder: _Decoder, queries: list[Query]) -> None:
         tokens = sum(query.input for query in queries)
+        line = encoder.line
+        encoder.underway += 1
         step = line.serve(
             self.now_s + line.stages.dispatch_s,
             encode_shape(queries),
@@ -132,14 +141,22 @@ class _Waa:
         )
         for query in queries:
             query.encode_start_s, query.first_token_s = step.start_s, step.end_s
-        self.at(step.end_s, partial(self.encoded, decoder, queries))
-        self.at(line.free_s, partial(self.rest, line))
+        self.at(step.end_s, partial(self.encoded, encoder, decoder, queries))
+        self.at(line.free_s, partial(self.rest, encoder))
 
-    def rest(self, line: Pipeline) -> None:
-        self.idle.append(line)
+    def rest(self, encoder: _Encoder) -> None:
+        """Its first stage is free."""
+        if encoder.underway == encoder.line.stages.num_stages:
+            encoder.waits = True
+            return
+        self.idle.append(encoder)
         self.admit()
 
-    def encoded(self, decoder: _Decoder, queries: list[Query]) -> None:
+    def encoded(self, encoder: _Encoder, decoder: _Decoder, queries: list[Query]) -> None:
+        encoder.underway -= 1
+        if encoder.waits:
+            encoder.waits = False
+            self.rest(encoder)
         lasting = 0
         for query in queries:
             if query.iterations:

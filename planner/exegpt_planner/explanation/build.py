@@ -8,8 +8,8 @@ from exegpt_planner.explanation.binding import edge_of, what_binds
 from exegpt_planner.explanation.changes import changes, smallest_cluster
 from exegpt_planner.explanation.frontier import ROUNDING, frontier, least_bound
 from exegpt_planner.explanation.margin import margin
-from exegpt_planner.explanation.memory_held import nearest_to_fitting, stages_hold
-from exegpt_planner.explanation.question import Grow, Question, Step, site_of
+from exegpt_planner.explanation.memory_held import holds, nearest_to_fitting
+from exegpt_planner.explanation.question import Grow, Question, Step
 from exegpt_planner.explanation.ranking import ranking
 from exegpt_planner.explanation.record import Asked, Explanation, NoPlan
 from exegpt_planner.explanation.time_spent import uses
@@ -25,13 +25,13 @@ def explanation_of(
 ) -> Explanation:
     """Why `plan` is the answer to `question`. `step` hears of every search before it begins: 20 to 50 of them."""
     sites = question.sites()
-    site = site_of(sites, plan.schedule)
+    site = question.site(plan.schedule)
     promise = plan.bound.promise(site.law, question.table)
     step("how monotone the table is, and the margin")
     return Explanation(
         asked=_asked(question),
         plan=plan,
-        stages=stages_hold(site.shape.layout, question, plan.prediction.kv_tokens_reserved),
+        stages=holds(question, plan.schedule, plan.prediction),
         uses=uses(site, plan.schedule, plan.prediction),
         binding=what_binds(plan, edge_of(plan, question.table, question.workload)),
         trends=trends(site.space(promise), plan),
@@ -50,8 +50,7 @@ def no_plan(question: Question, error: InfeasibleBound, *, grow: Grow, step: Ste
     else:
         step("the best reachable bound")
         reached, refuted_s = _least(question, reached)
-        layout = site_of(question.sites(), reached.schedule).shape.layout
-        stages = stages_hold(layout, question, reached.prediction.kv_tokens_reserved)
+        stages = holds(question, reached.schedule, reached.prediction)
     # a measured profile says nothing of other machines, and more workers of this one shorten no answer
     is_known = question.table.source == "analytic"
     return NoPlan(

@@ -24,6 +24,7 @@ from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
 from exegpt_planner.strategies import Site
+from exegpt_planner.waa_sites import WaaSite
 from exegpt_planner.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -32,7 +33,7 @@ FACTORS = tuple(round(0.7 + 0.05 * step, 2) for step in range(17))  # 0.7 to 1.5
 FINE = 0.01  # of the factor at which the bound breaks
 
 
-def margin(question: Question, plan: Plan, site: Site) -> Margin:
+def margin(question: Question, plan: Plan, site: Site | WaaSite) -> Margin:
     """At `FACTORS`, and where the bound breaks above 1."""
     points = [margin_at(question, plan, site, factor) for factor in FACTORS]
     if math.isinf(plan.bound.seconds):
@@ -50,7 +51,7 @@ def margin(question: Question, plan: Plan, site: Site) -> Margin:
 
 
 def _break(
-    question: Question, plan: Plan, site: Site, keeps_at: float, broken: MarginPoint
+    question: Question, plan: Plan, site: Site | WaaSite, keeps_at: float, broken: MarginPoint
 ) -> tuple[float, float | None]:
     """(a factor at which the bound is kept, one at most 1 % above at which it is not: None if that is unknown)."""
     low, high, is_known = keeps_at, broken.factor, broken.keeps_bound is not None
@@ -64,13 +65,15 @@ def _break(
     return low, high if is_known else None
 
 
-def margin_at(question: Question, plan: Plan, site: Site, factor: float) -> MarginPoint:
+def margin_at(question: Question, plan: Plan, site: Site | WaaSite, factor: float) -> MarginPoint:
     """The plan's schedule where output lengths are `factor` times the planned ones."""
     true = stretched(question.workload, factor)
     law = law_on(question.table, true)
     promise = plan.bound.promise(law, question.table)
     length = promise.length - law.workload.delay
-    there = replace(site, law=law)
+    there = (
+        question.site(plan.schedule, law) if isinstance(site, WaaSite) else replace(site, law=law)
+    )
     try:
         expected, problem = _predict(there, plan, promise), None
     except (IncompleteProfile, InvalidSpec) as error:
@@ -121,7 +124,7 @@ def stretched(workload: Workload, factor: float) -> Workload:
     )
 
 
-def _predict(site: Site, plan: Plan, promise: Promise) -> Prediction:
+def _predict(site: Site | WaaSite, plan: Plan, promise: Promise) -> Prediction:
     match plan.schedule, site.model:
         case RraSchedule() as schedule, RraModel() as rra:
             return rra.predict(schedule, promise)

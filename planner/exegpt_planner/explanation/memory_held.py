@@ -8,7 +8,9 @@ from exegpt_planner.completion import law_on
 from exegpt_planner.explanation.question import Question
 from exegpt_planner.explanation.record import StageHolds
 from exegpt_planner.layout import Layout, Typical, layouts
+from exegpt_planner.schedule import Prediction, Schedule
 from exegpt_planner.shapes import Shape, stage_weight_bytes
+from exegpt_planner.waa_sites import WaaSite
 
 
 def stages_hold(layout: Layout, question: Question, kv_tokens: float) -> tuple[StageHolds, ...]:
@@ -16,7 +18,8 @@ def stages_hold(layout: Layout, question: Question, kv_tokens: float) -> tuple[S
     model, dtype, budget = question.model, question.table.key.dtype, question.memory
     each_kv = model.kv_bytes_per_token_layer(dtype)
     weights = stage_weight_bytes(layout, model, dtype)
-    kv_bytes = [stage.layers * each_kv / stage.degree for stage in layout.stages]  # of a token
+    # of a token; encoders of their own hold the cross-attention's
+    kv_bytes = [max(stage.layers, 1) * each_kv / stage.degree for stage in layout.stages]
     usable = budget.device_bytes - budget.reserve_bytes
     room = [(usable - weight) / kv for weight, kv in zip(weights, kv_bytes, strict=True)]
     tightest = room.index(min(room))
@@ -41,6 +44,18 @@ def stages_hold(layout: Layout, question: Question, kv_tokens: float) -> tuple[S
         )
         first = last + 1
     return tuple(found)
+
+
+def holds(question: Question, schedule: Schedule, prediction: Prediction) -> tuple[StageHolds, ...]:
+    """Of every kind of stage of a schedule's unit; of WAA, where sides differ, the encoders' first.
+
+    An encoder holds no pool: of its KV only what a batch takes is known, and that is not held ready.
+    """
+    site = question.site(schedule)
+    found = stages_hold(site.shape.layout, question, prediction.kv_tokens_reserved)
+    if isinstance(site, WaaSite) and site.encoders.layout != site.shape.layout:
+        return *stages_hold(site.encoders.layout, question, 0.0), *found
+    return found
 
 
 def nearest_to_fitting(question: Question) -> tuple[StageHolds, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from exegpt_planner.bound import Bound
-from exegpt_planner.completion import law_on
+from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.layout import Typical
 from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
@@ -15,6 +15,7 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import RraSchedule, Schedule, WaaSchedule
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.strategies import STRATEGIES, Site, sites_of, unplannable
+from exegpt_planner.waa_sites import WaaSite, site_of
 from exegpt_planner.workload import Workload
 
 
@@ -32,7 +33,10 @@ class Question:
     devices: int
 
     def plan(
-        self, *, with_sensitivity: bool = True, allowed: Callable[[Site], bool] | None = None
+        self,
+        *,
+        with_sensitivity: bool = True,
+        allowed: Callable[[Site | WaaSite], bool] | None = None,
     ) -> Plan:
         """The plan; raises `InfeasibleBound` with what would do."""
         return make_plan(
@@ -56,15 +60,24 @@ class Question:
         typical = Typical.of(law_on(self.table, self.workload), self.table)
         return list(shapes(self.table, self.model, self.memory, typical, self.devices))
 
-    def sites(self) -> list[Site]:
-        """Where any of the strategies may be planned."""
+    def sites(self) -> list[Site | WaaSite]:
+        """Where any of the strategies may be planned; WAA's pairs of shapes, of which there are too many, left out."""
         law, found = law_on(self.table, self.workload), self.shapes()
         return [
             site
             for name in STRATEGIES
             if name in self.strategies and unplannable(name, self.table, law, self.devices) is None
+            if name != "WAA" or self.table.parallel is None
             for site in sites_of(name, found, self.table, law)
         ]
+
+    def site(self, schedule: Schedule, law: CompletionLaw | None = None) -> Site | WaaSite:
+        """Where a schedule runs that was planned for this question; under another law of lengths, if one is given."""
+        law = law_on(self.table, self.workload) if law is None else law
+        if isinstance(schedule, WaaSchedule):
+            return site_of(schedule, self.table, law, (self.model, self.memory))
+        every = (each for each in self.sites() if isinstance(each, Site))
+        return replace(next(each for each in every if _is_of(each, schedule)), law=law)
 
 
 # Called before each search, with what it looks for.
@@ -73,18 +86,9 @@ Step = Callable[[str], None]
 Grow = Callable[[int], Question]
 
 
-def site_of(sites: Sequence[Site], schedule: Schedule) -> Site:
-    """Where a schedule runs, of the sites of the question that it was planned for."""
-    (site,) = (each for each in sites if _is_of(each, schedule))
-    return site
-
-
 def _is_of(site: Site, schedule: Schedule) -> bool:
     shape = site.shape
     layout = shape.layout if shape.layout.devices > 1 else None
     number = schedule.micro_batches if isinstance(schedule, RraSchedule) else 1
-    split = None
-    if isinstance(schedule, WaaSchedule):
-        split = schedule.encoders, schedule.decoders
-    ours = site.strategy, shape.units, layout, shape.micro_batches, site.split
-    return ours == (schedule.strategy, schedule.units, schedule.layout, number, split)
+    ours = site.strategy, shape.units, layout, shape.micro_batches
+    return ours == (schedule.strategy, schedule.units, schedule.layout, number)

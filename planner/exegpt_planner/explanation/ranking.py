@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from exegpt_planner.errors import IncompleteProfile, InfeasibleBound
 from exegpt_planner.explanation.binding import what_binds
-from exegpt_planner.explanation.question import Question, Step, site_of
+from exegpt_planner.explanation.question import Question, Step
 from exegpt_planner.explanation.record import Ranked, Use
 from exegpt_planner.explanation.time_spent import uses
 from exegpt_planner.plan import Plan
 from exegpt_planner.strategies import Site
+from exegpt_planner.waa_sites import WaaSite
 
 Family = tuple[str, int, int]  # strategy, units, largest degree
+PAIRS: Family = ("WAA", 0, 0)  # on shapes of their own
 LITTLE = 0.005  # of the time: not worth a word
 TALK = ("all-reduces", "sends")
 
 
 def ranking(
-    question: Question, plan: Plan, sites: Sequence[Site], step: Step
+    question: Question, plan: Plan, sites: Sequence[Site | WaaSite], step: Step
 ) -> tuple[Ranked, ...]:
     """Most throughput first, then what has no schedule."""
     families: dict[Family, None] = {_family(site): None for site in sites}
-    chosen = _family(site_of(sites, plan.schedule))
+    chosen = _family(question.site(plan.schedule))
+    if question.table.parallel is not None:
+        families |= dict.fromkeys(_pairs(question, plan))
+        chosen = PAIRS if chosen[0] == "WAA" else chosen
     rows = []
     for family in families:
         if family == chosen:
             rows.append(_row(family, plan, "chosen: the most throughput", is_chosen=True))
             continue
         step(f"{family[0]} on {_units(family)}")
-        rows.append(_best(question, plan, sites, family))
+        rows.append(_best(question, plan, family))
     rows.sort(key=_order)
     return (*rows, *_left_out(question, plan, {name for name, _, _ in families}, sites))
 
@@ -38,9 +44,19 @@ def _order(row: Ranked) -> float:
     return 1.0 if row.prediction is None else -row.prediction.queries_per_s
 
 
-def _best(question: Question, plan: Plan, sites: Sequence[Site], family: Family) -> Ranked:
+def _pairs(question: Question, plan: Plan) -> list[Family]:
+    """WAA on pairs of shapes is one family: there are too many to look at each."""
+    planned = any(each.strategy == "WAA" and each.schedule for each in plan.alternatives)
+    return [PAIRS] if "WAA" in question.strategies and planned else []
+
+
+def _best(question: Question, plan: Plan, family: Family) -> Ranked:
+    alone = replace(question, strategies=(family[0],))
     try:
-        found = question.plan(with_sensitivity=False, allowed=lambda site: _family(site) == family)
+        found = alone.plan(
+            with_sensitivity=False,
+            allowed=None if family == PAIRS else lambda site: _family(site) == family,
+        )
     except InfeasibleBound as error:
         return _row(family, None, _unkept(error, plan.bound.seconds))
     except IncompleteProfile as error:
@@ -48,7 +64,7 @@ def _best(question: Question, plan: Plan, sites: Sequence[Site], family: Family)
     base = plan.prediction.queries_per_s
     less = 1 - found.prediction.queries_per_s / base
     reason = f"{less:.1%} less throughput; {what_binds(found).words}"
-    return _row(family, found, reason + _lost(sites, found, plan))
+    return _row(family, found, reason + _lost(question, found, plan))
 
 
 def _unkept(error: InfeasibleBound, bound_s: float) -> str:
@@ -60,9 +76,9 @@ def _unkept(error: InfeasibleBound, bound_s: float) -> str:
     )
 
 
-def _lost(sites: Sequence[Site], found: Plan, plan: Plan) -> str:
+def _lost(question: Question, found: Plan, plan: Plan) -> str:
     """What of its devices' time a plan loses beside the chosen one, as far as it is more."""
-    ours, theirs = (_losses(sites, each) for each in (found, plan))
+    ours, theirs = (_losses(question, each) for each in (found, plan))
     parts = [
         f"{what} {ours[what]:.1%} of the time (chosen: {theirs[what]:.1%})"
         for what in ours
@@ -71,9 +87,9 @@ def _lost(sites: Sequence[Site], found: Plan, plan: Plan) -> str:
     return "".join(f"; {part}" for part in parts)
 
 
-def _losses(sites: Sequence[Site], plan: Plan) -> dict[str, float]:
+def _losses(question: Question, plan: Plan) -> dict[str, float]:
     """Shares of all devices' time: waiting, and sharing results with each other where that is known."""
-    found = uses(site_of(sites, plan.schedule), plan.schedule, plan.prediction)
+    found = uses(question.site(plan.schedule), plan.schedule, plan.prediction)
     weights = [each.devices for each in found]
     shares = {"devices wait": [_share(each, "idle") for each in found]}
     shares["all-reduces and sends take"] = [_talk(each) for each in found]
@@ -93,7 +109,7 @@ def _talk(use: Use) -> float:
 
 
 def _left_out(
-    question: Question, plan: Plan, planned: set[str], sites: Sequence[Site]
+    question: Question, plan: Plan, planned: set[str], sites: Sequence[Site | WaaSite]
 ) -> Iterator[Ranked]:
     """Strategies that are planned nowhere, and ways of sharing out the devices for which the weights are too large."""
     for each in plan.alternatives:
@@ -130,11 +146,13 @@ def _row(family: Family, plan: Plan | None, reason: str, *, is_chosen: bool = Fa
     )
 
 
-def _family(site: Site) -> Family:
+def _family(site: Site | WaaSite) -> Family:
     return site.strategy, site.shape.units, site.shape.layout.degree
 
 
 def _units(family: Family) -> str:
     _, units, degree = family
+    if family == PAIRS:
+        return "pairs of shapes"
     each = f"{units} units" if units > 1 else "one unit"
     return f"{each}, groups of {degree}" if degree > 1 else each

@@ -36,19 +36,23 @@ from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
 from exegpt_planner.strategies import Site
+from exegpt_planner.waa_sites import WaaSite
 
 ROUNDING = 1e-9  # of a cycle: idle time below is none
 Seconds = dict[str, float]  # by phase
 
 
-def uses(site: Site, schedule: Schedule, prediction: Prediction) -> tuple[Use, ...]:
+def uses(site: Site | WaaSite, schedule: Schedule, prediction: Prediction) -> tuple[Use, ...]:
     """Of every kind of stage of a unit, or of encoders and decoders."""
     match schedule, site.model:
         case RraSchedule(), RraModel() as rra:
+            assert isinstance(site, Site), site
             return _rra(site, rra, schedule, prediction)
         case CraSchedule(), CraModel() as cra:
+            assert isinstance(site, Site), site
             return (_cra(site, cra, schedule, prediction),)
         case WaaSchedule(), WaaModel() as waa:
+            assert isinstance(site, WaaSite), site
             return _waa(site, waa, schedule, prediction)
     raise AssertionError(schedule)
 
@@ -104,32 +108,32 @@ def _cra(site: Site, model: CraModel, schedule: CraSchedule, prediction: Predict
 
 
 def _waa(
-    site: Site, model: WaaModel, schedule: WaaSchedule, prediction: Prediction
+    site: WaaSite, model: WaaModel, schedule: WaaSchedule, prediction: Prediction
 ) -> tuple[Use, ...]:
-    batch = schedule.encode_batch
-    (bill,) = bills(site.shape.layout, site.table, site.shape.units).stages
+    """An encoder from one encode to its next, and a decoder's round; of pipelines, on the slowest stage."""
+    batch, encoders, decoders = schedule.encode_batch, site.encoders, site.shape
+    state, dispatch_s = model.at(batch, np.array([float(schedule.pool)])), model.costs.dispatch_s
+    interval_s = float(model.encoders.interval_s[batch])
+    who = Who("each encoder", encoders.layout.devices * schedule.encoders)
+    cycle = Cycle(who=who, seconds=interval_s / float(state.busy[0]), table=site.table)
+    if len(encoders.layout.stages) == 1:
+        (bill,) = bills(encoders.layout, site.table, encoders.units).stages
 
-    def busy_s(table: ProfileTable) -> Seconds:
-        pipeline = Pipeline.single(step_costs(table, bill))
-        times = EncodeTimes(pipeline, model.law.workload, model.prompts, batch).times
-        return {"encode": float(times.pass_s[batch])}
+        def busy_s(table: ProfileTable) -> Seconds:
+            pipeline = Pipeline.single(step_costs(table, bill))
+            times = EncodeTimes(pipeline, model.law.workload, model.prompts, batch).times
+            return {"encode": float(times.pass_s[batch])}
 
-    state = model.at(batch, np.array([float(schedule.pool)]))
-    encode_s, dispatch_s = busy_s(site.table)["encode"], model.costs.dispatch_s
-    send_s = prediction.first_token_s - encode_s
-    period_s = (prediction.first_token_s + dispatch_s) / float(state.busy[0])
-    degree = site.shape.layout.degree
-    encoders = Who("each encoder", degree * schedule.encoders)
-    encoder = Cycle(who=encoders, seconds=period_s, table=site.table).use(
-        busy_s, {"send": send_s, "dispatch": dispatch_s}
-    )
-    iteration_s = prediction.cycle_s
-    decoders = Who("each decoder", degree * schedule.decoders)
-    cycle_s = iteration_s / (1 - float(state.idle[0]))
-    decoder = Cycle(who=decoders, seconds=cycle_s, table=site.table).use(
-        lambda _: {}, {"decode": iteration_s}
-    )
-    return encoder, decoder
+        send_s = interval_s - dispatch_s - busy_s(site.table)["encode"]
+        encoder = cycle.use(busy_s, {"send": send_s, "dispatch": dispatch_s})
+    else:
+        encoder = cycle.use(
+            lambda _: {}, {"encode": interval_s - dispatch_s, "dispatch": dispatch_s}
+        )
+    round_s = prediction.cycle_s
+    who = Who("each decoder", decoders.layout.devices * schedule.decoders)
+    cycle = Cycle(who=who, seconds=round_s / (1 - float(state.idle[0])), table=site.table)
+    return encoder, cycle.use(lambda _: {}, {"decode": round_s})
 
 
 class Who(NamedTuple):

@@ -120,11 +120,14 @@ def _send(link: Link, row_bytes: int) -> Curve:
 
 
 def _hand_over(model: ModelSpec, rates: Rates, kv_bytes: int, hops: list[Link]) -> HandOverCurves:
-    """By KV tokens; `hops` are the links on the way."""
+    """By KV tokens; `hops` are the links on the way.
+
+    An encoder-decoder model's KV is made of the encoder's output: only its own making, layer by layer, hides the way.
+    """
     ways = [hop.send(kv_bytes) for hop in hops]
     last_layer_s = sum(way.unit_s for way in ways) / model.num_layers
     layers = (
-        model.num_encoder_layers * model.encoder_layer_parameters
+        model.num_layers * model.cross_kv_parameters
         if isinstance(model, T5Spec)
         else model.num_layers * model.layer_parameters
     )

@@ -60,6 +60,7 @@ def step_costs(table: ProfileTable, bill: Bill) -> StepCosts:
     an encode samples nothing.
     """
     parts = _parts(table, bill)
+    _add_none(parts, table)
     is_apart = table.encoder is not None
     fixed_s = bill["pass", 1] * table.step_overhead_s
     sampled = parts["sampled"] or [(0.0, table.outside.sampled)]
@@ -115,12 +116,29 @@ def _parts(table: ProfileTable, bill: Bill) -> dict[str, list[Part]]:
     return parts
 
 
+def _add_none(parts: dict[str, list[Part]], table: ProfileTable) -> None:
+    """What an instance of one side alone never passes through costs nothing, whatever the step."""
+    layer = table.on(1).encode_layer
+    for name, curve in (
+        ("tokens", table.layer.tokens),
+        ("encode_tokens", layer.tokens),
+        ("decode_queries", table.layer.decode_queries),
+        ("decode_context", table.layer.decode_context),
+        ("encode_chunks", layer.encode_chunks),
+        ("encode_pairs", layer.encode_pairs),
+    ):
+        if not parts[name]:
+            parts[name].append((0.0, curve))
+
+
 def _at_zero_s(parts: dict[str, list[Part]], names: Iterable[str]) -> float:
     return float(sum(weight * curve(0) for name in names for weight, curve in parts[name]))
 
 
-def hand_over_of(table: ProfileTable, degree: int = 1) -> HandOverCurves:
-    """The table's hand-over times between groups of `degree` devices, each of which sends its share of the KV.
+def hand_over_of(
+    table: ProfileTable, sender: float = 1, receiver: float | None = None
+) -> HandOverCurves:
+    """The table's hand-over times between groups of so many devices, each of which sends its share of the KV.
 
     Raises `IncompleteProfile` if the table holds none.
     """
@@ -130,4 +148,5 @@ def hand_over_of(table: ProfileTable, degree: int = 1) -> HandOverCurves:
             "the profile holds no times of handing over KV, without which WAA cannot be predicted. "
             "Profile two workers or more."
         )
-    return found if degree == 1 else found.shared(degree)
+    receiver = sender if receiver is None else receiver
+    return found if sender == receiver == 1 else found.between(sender, receiver)

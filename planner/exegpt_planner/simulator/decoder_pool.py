@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.completion import CompletionLaw
-from exegpt_planner.simulator.costs import StepCosts
+from exegpt_planner.simulator.decoder_costs import DecoderCosts
 
 Floats = NDArray[np.float64]
 
-LEAST_SPREAD = 0.05  # v of lengths that hardly vary: the law stays wider than the grid
 INSIDE = 14.0  # log of what the law falls from its top to the profile's end, where it lies inside
 FULL = 1e-3  # share of the law beyond c below which more places change nothing
-ROUNDS = 30  # of the pool that empties between joins; it settles in a few
+ROUNDS = 30  # of the pool that empties between joins, at most; it settles in a few
+SETTLED = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,9 @@ class Feed:
     batch: int  # B_E
     encoders: int  # x
     decoders: int  # y
-    encode_s: float  # tau_E: an encode, its sending and its dispatch
+    encode_s: float  # tau_E, from encode to encode of an encoder
+    alone_s: float  # an encode, its sending and its dispatch, where no other is underway
+    in_line_s: float  # the same where encoders never wait
     spread: float  # J: variance of the queries fed in a long time over their mean
     exposed_s: float
     joined_s: float
@@ -63,59 +65,21 @@ class PoolState:
     memory_iterations: Floats  # for which a pool stays larger or smaller than its mean
 
 
-class DecoderCosts:
-    """Times of decode iterations by n, at the mean context of n queries."""
-
-    def __init__(self, costs: StepCosts, law: CompletionLaw, most: int | None = None) -> None:
-        """`most` is the largest pool of interest, where the profile covers more."""
-        self.law = law
-        self.dispatch_s = costs.dispatch_s
-        self.decode_mean = law.decode_mean
-        self.context = law.context_mean / law.decode_mean if law.decode_mean else 0.0
-        square = law.context_square / law.decode_mean if law.decode_mean else 0.0
-        self.context_var = max(square - self.context**2, 0.0)
-        limit = int(costs.per_query.limit)
-        n = np.arange((limit if most is None else min(limit, most)) + 1, dtype=np.float64)
-        self.n = n
-        self.times = (
-            costs.per_query(n)
-            + costs.per_context.mean(n * self.context, np.sqrt(n * self.context_var))
-            + costs.decode_fixed_s
-            + costs.dispatch_s
-        )
-        self._integral = np.append(0.0, np.cumsum((self.times[1:] + self.times[:-1]) / 2))
-        self.slopes = np.gradient(self.times) if len(n) > 1 else np.zeros(1)
-        alive = law.alive[1:]
-        self.own_var = float((alive * (1 - alive)).sum())
-        self.fed_var = float((alive**2).sum())
-
-    def smoothed(self, width: float) -> Floats:
-        """Times averaged over pools within half a `width` of n: the saw that joins of whole batches make."""
-        low = np.maximum(self.n - width / 2, 0.0)
-        high = np.minimum(self.n + width / 2, self.n[-1])
-        area = np.interp(high, self.n, self._integral) - np.interp(low, self.n, self._integral)
-        return np.asarray(area / (high - low))
-
-    def spread(self, feed: Feed) -> float:
-        """The v of the decoders' mean pool, which they share as batches go to the one with most room."""
-        own = self.own_var + feed.spread * self.fed_var
-        return max(own / self.decode_mean, LEAST_SPREAD) / feed.decoders
-
-
 class PoolRow:
     """One decoder at every pool B_D, for one B_E."""
 
     def __init__(self, costs: DecoderCosts, feed: Feed) -> None:
         self._feed, n = feed, costs.n
         batch, decode_mean = feed.batch, costs.decode_mean
-        rate, v = feed.rate_per_s, costs.spread(feed)
+        rate, v = feed.rate_per_s, costs.spread(feed.decoders, feed.spread)
         times = costs.smoothed(batch) + feed.joined_s * n / (decode_mean * batch)
-        at = n[1:] - (1 - v) / 2
+        steps = costs.steps[1:]
+        at = n[1:] - (steps - 1) / 2 - (1 - v) / 2
         ratio = rate * decode_mean * np.interp(at, n, times) / at
-        law = np.append(0.0, np.cumsum(np.log(ratio)) / v)
+        law = np.append(0.0, np.cumsum(steps * np.log(ratio)) / v)
         law -= law.max()
         is_inside = bool(law[-1] < -INSIDE)
-        below = _Below(law)
+        below = _Below(law + np.log(costs.steps))
         per_s = below.mean(1 / times, first=1)
         queries = below.mean(n / times, first=1) / per_s
         iteration_s = 1 / per_s
@@ -136,6 +100,8 @@ class PoolRow:
                 queries = queries + self._busy * (pool - queries[-1])
                 iteration_s = iteration_s + self._busy * (time_s - iteration_s[-1])
                 seen = seen + self._busy * (time_s - seen[-1])
+        queries = np.minimum(queries, np.maximum(n, 1.0))
+        self._busy = np.minimum(self._busy, costs.most_per_s(queries) / decode_mean / rate)
         self._idle = idle * self._busy
         self._queries, self._iteration_s, self._seen_s = queries, iteration_s, seen
         self._memory = self._var * decode_mean / (v * np.maximum(queries, 1.0))
@@ -152,7 +118,8 @@ class PoolRow:
         others = 1 - 1 / feed.decoders
         turn_s = others * busy**feed.encoders * feed.encode_s / (2 * feed.encoders)
         stay = 1 - float(costs.law.workload.output.pmf[1])  # that are handed over at all
-        held_s = feed.encode_s + turn_s + stay * hand_over_s
+        taken_s = feed.alone_s + busy * (feed.in_line_s - feed.alone_s)
+        held_s = taken_s + turn_s + stay * hand_over_s
         return hand_over_s, feed.rate_per_s * busy * held_s
 
     def _free(self, costs: DecoderCosts) -> Floats:
@@ -214,11 +181,14 @@ def _emptying(costs: DecoderCosts, feed: Feed, time_s: float) -> tuple[float, fl
     rate, n = feed.rate_per_s, costs.n
     idle, pool = 0.0, 0.0
     for _ in range(ROUNDS):
+        before = idle, pool
         period = feed.batch / (rate * time_s)  # iterations from join to join
         idle = _empty_share(costs.law, feed.batch, period)
         pool = rate * costs.decode_mean * time_s / (1 - idle)
         joins = 1 / (period * (1 - idle))
         time_s = float(np.interp(pool, n, costs.times)) + feed.joined_s * joins
+        if abs(idle - before[0]) < SETTLED and abs(pool - before[1]) < SETTLED * pool:
+            break
     return (idle, pool, time_s) if idle > 1e-3 else (0.0, pool, time_s)
 
 

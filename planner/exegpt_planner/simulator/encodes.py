@@ -40,7 +40,7 @@ class EncodeTimes:
         """`most` is the largest B_E of interest, where the profile covers more."""
         self._pipeline, self._workload, self._prompts = pipeline, workload, prompts
         micro_batches = pipeline.micro_batches
-        self.max_batch = micro_batches * self._largest_micro_batch()
+        self.max_batch = micro_batches * self._largest_micro_batch(most)
         if most is not None:
             self.max_batch = min(self.max_batch, max(most, 0))
         self._own: dict[int, Times] = {}
@@ -97,9 +97,10 @@ class EncodeTimes:
             )
         return found
 
-    def _largest_micro_batch(self) -> int:
+    def _largest_micro_batch(self, most: int | None) -> int:
         costs, prompts = self._pipeline.whole, self._prompts
-        b = np.arange(1, int(costs.per_chunk.limit) + 1, dtype=np.float64)
+        end = int(costs.per_chunk.limit)
+        b = np.arange(1, (end if most is None else min(end, most)) + 1, dtype=np.float64)
         tokens = b * prompts.tokens + COVERED_SDS * np.sqrt(b * prompts.tokens_var)
         pairs = b * prompts.pairs + COVERED_SDS * np.sqrt(b * prompts.pairs_var)
         covered = (tokens <= costs.per_token.limit) & (pairs <= costs.per_pair.limit)

@@ -6,8 +6,8 @@ from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
-from exegpt_planner.simulator.costs import hand_over_of
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.instances import instances_of
 from exegpt_planner.simulator.pipeline import pipeline_of
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.simulator.waa import WaaModel
@@ -17,13 +17,13 @@ Model = RraModel | CraModel | WaaModel
 
 def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Model:
     """The simulator of a schedule."""
-    pipeline, prompts = pipeline_of(schedule, table), prompt_moments(law.workload)
+    prompts = prompt_moments(law.workload)
     match schedule:
         case RraSchedule():
-            return RraModel(pipeline, law, prompts)
+            return RraModel(pipeline_of(schedule, table), law, prompts)
         case CraSchedule():
+            pipeline = pipeline_of(schedule, table)
             return CraModel(pipeline.whole, law, prompts, pipeline.layout)
-        case WaaSchedule(encoders=encoders, decoders=decoders):
-            degree = 1 if schedule.layout is None else schedule.layout.degree
-            split = encoders, decoders
-            return WaaModel(pipeline.whole, hand_over_of(table, degree), law, prompts, split)
+        case WaaSchedule():
+            instances = instances_of(schedule, table)
+            return WaaModel(instances, law, prompts, (schedule.encoders, schedule.decoders))

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from exegpt_planner.layout import Layout, bills, slowest_kinds
+from exegpt_planner.layout import Bills, Layout, bills, slowest_kinds
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import RraSchedule, Schedule
+from exegpt_planner.schedule import CraSchedule, RraSchedule
 from exegpt_planner.shapes import Room, Shape
 from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
 
@@ -54,7 +54,11 @@ class Pipeline:
     @classmethod
     def of(cls, shape: Shape, table: ProfileTable) -> Self:
         """The pipeline of a shape."""
-        found = bills(shape.layout, table, shape.units)
+        return cls.through(bills(shape.layout, table, shape.units), shape, table)
+
+    @classmethod
+    def through(cls, found: Bills, shape: Shape, table: ProfileTable) -> Self:
+        """The pipeline of a shape whose stages are passed through as these bills say."""
         whole = step_costs(table, found.whole)
         stages: tuple[StepCosts, ...] = (whole,)
         if len(found.stages) > 1:
@@ -107,8 +111,8 @@ class Pipeline:
         return np.maximum(self.micro_batches * times.slowest_s, longest_s)
 
 
-def pipeline_of(schedule: Schedule, table: ProfileTable) -> Pipeline:
-    """The pipeline that a schedule runs on, each of its units or instances."""
+def pipeline_of(schedule: RraSchedule | CraSchedule, table: ProfileTable) -> Pipeline:
+    """The pipeline that a schedule runs on, each of its units."""
     if schedule.layout is None:
         return Pipeline.one_device(table)
     shape = Shape(

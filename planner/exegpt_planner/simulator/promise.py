@@ -54,6 +54,13 @@ class Promise:
     )  # what it is held against, so that a search may leave out what cannot keep it
     limits: Limits | None = None  # None: nothing but the answer's latency is bounded
 
+    @property
+    def answer_s(self) -> float:
+        """What whole answers must keep, as far as it is known; else infinite."""
+        if self.limits is not None:
+            return self.limits.answer_s
+        return math.inf if self.bound_s is None else self.bound_s
+
     @classmethod
     def full(cls, *, length: int, error: float) -> Self:
         """The pool's fluctuation and the table's error counted in."""

@@ -1,16 +1,19 @@
 """WAA on x encoders and y decoders: batches of B_E are encoded and handed over to pools of at most B_D, asynchronously.
 
-    tau_E  = E[T_E(B_E)] + E[sent] + dispatch,   X <= x B_E / tau_E
-    Lat(s) = E[T_E + sent] + h + (s - 1) tau_D - dispatch,   h = exposed + the wait for an iteration's end
+    X <= x B_E / tau_E,   Lat(s) = E[T_E + sent] + h + (s - 1) tau_D - what a last iteration lacks of a round
 
-decoder_pool.py gives X, the pool and tau_D (an iteration, its dispatch and its share of joins) at every B_D. An answer
+encoders.py gives tau_E, decoder_costs.py tau_D at a pool, decoder_pool.py X, the pool and tau_D (a round with its share
+of joins) at every B_D; h = exposed + the wait for a round's end. An answer
 sees a pool in which it is itself, and just after its own batch has joined. Its latency strays by what is encoded with
-it, by when in an iteration its KV arrives, by the pool's slow fluctuation, which lasts for `memory_iterations`, by how
+it, by when in a round its KV arrives, by the pool's slow fluctuation, which lasts for `memory_iterations`, by how
 many queries are in encode when places bind, and by the context of those beside it. Queries of one token never reach a
 decoder.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,61 +21,93 @@ from numpy.typing import NDArray
 from exegpt_planner import memory
 from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.errors import IncompleteProfile, InvalidSpec
-from exegpt_planner.expectation import Hinges, add
 from exegpt_planner.layout import Layout
 from exegpt_planner.profile_table import HandOverCurves
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import Prediction, Split, WaaSchedule
 from exegpt_planner.simulator.arrivals import wait_for_encode
 from exegpt_planner.simulator.costs import COVERED_SDS, StepCosts
-from exegpt_planner.simulator.decoder_pool import DecoderCosts, Feed, PoolRow, PoolState
-from exegpt_planner.simulator.encodes import EncodeTimes
+from exegpt_planner.simulator.decoder_costs import DecoderCosts
+from exegpt_planner.simulator.decoder_pool import Feed, PoolRow, PoolState
+from exegpt_planner.simulator.encoders import Encoders
 from exegpt_planner.simulator.latency import Latency
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import KEPT_SDS, Promise
 from exegpt_planner.simulator.renewal import SlotProcess, SlotWork
-from exegpt_planner.simulator.waa_points import Points
 
 Floats = NDArray[np.float64]
 
 ROOM = 2  # a pool has places for at least so many encodes: one decodes while the next is encoded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Instances:
+    """What an encoder and a decoder are, and the KV's way between them."""
+
+    encoder: Pipeline
+    decoder: Pipeline
+    hand_over: HandOverCurves
+    devices: tuple[int, int] = (1, 1)  # of an encoder, of a decoder
+    layouts: tuple[Layout, Layout] | None = None  # None: a device each, which holds the whole model
+
+    @classmethod
+    def alike(cls, costs: StepCosts, hand_over: HandOverCurves) -> Self:
+        """A stage each, of the same costs."""
+        single = Pipeline.single(costs)
+        return cls(encoder=single, decoder=single, hand_over=hand_over)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Most:
+    """The largest numbers of interest, where the profile covers more."""
+
+    encode_batch: int | None = None
+    pool: int | None = None
+
+
 class WaaModel:
     """Everything the search asks of WAA at one split, with what does not depend on the schedule computed once."""
 
-    def __init__(  # noqa: PLR0913 - what WAA depends on
+    def __init__(
         self,
-        costs: StepCosts,
-        hand_over: HandOverCurves,
+        instances: Instances,
         law: CompletionLaw,
         prompts: PromptMoments,
         split: Split,
-        most: int | None = None,
-        layout: Layout | None = None,
+        most: Most | None = None,
     ) -> None:
-        """`most` is the largest pool of interest, where the profile covers more.
-
-        `layout` is of every encoder and decoder, one stage; None: a device.
-        """
-        self.costs, self.law, self.prompts, self.split = costs, law, prompts, split
-        self.layout = layout
-        self.encodes = EncodeTimes(Pipeline.single(costs), law.workload, prompts, most)
-        self.decoders = DecoderCosts(costs, law, most)
-        sent, joined, exposed = (
-            add([(1.0, curve)]) for curve in (hand_over.sent, hand_over.joined, hand_over.exposed)
+        self.instances, self.law, self.prompts, self.split = instances, law, prompts, split
+        most = Most() if most is None else most
+        encoder, decoder = instances.encoder, instances.decoder
+        self.costs = decoder.whole
+        self.encoders = Encoders(
+            encoder, instances.hand_over, law.workload, prompts, most.encode_batch, decoder
         )
-        self.hand_over_limit = min(sent.limit, joined.limit, exposed.limit)
-        self._sent_s, self._joined_s, self._exposed_s = map(self._by_batch, (sent, joined, exposed))
-        self._sent = sent
+        self.decoders = DecoderCosts(decoder, law, most.pool)
         self._rows: dict[int, PoolRow] = {}
         self._context_vars: dict[int, float] = {}
-        self.points: dict[int, Points] = {}  # by length
 
     @property
     def max_batch(self) -> int:
         """The largest B_E whose encode and hand-over the profile covers."""
-        return min(self.encodes.max_batch, len(self._sent_s) - 1)
+        return self.encoders.max_batch
+
+    @property
+    def widest_pool(self) -> int:
+        """No pool has more places taken, whatever the B_E."""
+        if self.max_batch == 0:
+            return 1
+        encoders, decoders, (x, y) = self.encoders, self.decoders, self.split
+        batches = np.arange(1.0, self.max_batch + 1)
+        most = decoders.n[-1]
+        rate = x * batches / encoders.interval_s[1:] / y
+        rate = np.minimum(rate, decoders.most_per_s(most) / self.law.decode_mean)
+        joins = 1 + most / (self.law.decode_mean * batches)
+        round_s = decoders.times.max() + joins * encoders.joined_s[1:]
+        number, dispatch_s = encoders.pipeline.num_stages, self.costs.dispatch_s
+        held_s = (number + 1) * encoders.interval_s[1:] + encoders.pass_s[1:] + 2 * dispatch_s
+        held_s = held_s + encoders.exposed_s[1:] + round_s
+        return int(np.ceil((most + batches + rate * held_s).max()))
 
     def row(self, batch: int) -> PoolRow:
         """A decoder at every pool, for one B_E."""
@@ -105,25 +140,23 @@ class WaaModel:
 
     def latency_means_s(self, batch: int, pools: Floats, state: PoolState, length: int) -> Floats:
         """Mean latencies of an answer of `length` tokens, by pool."""
-        encode_s = self.first_token_s(batch, length)
+        excess_s = self.encoders.own_excess_s(batch, length)
+        encode_s = self.encoders.taken_s(batch, state.busy) + excess_s
         if length == 1:
-            return np.full(pools.shape, encode_s)
-        d = length - 1
+            return encode_s
+        d, decoders = length - 1, self.decoders
         seen_s = state.seen_s + self._slope(state) * self._beside(batch, pools, state, d)
+        # no law of the pool can give an answer less than Little's law asks of the pool's mean
+        decoded = state.queries_per_s * self.law.decode_mean / self.split[1]
         least_s = self.costs.decode_fixed_s + self.costs.dispatch_s
-        decode_s = d * np.maximum(seen_s, least_s) - self.costs.dispatch_s
-        return np.asarray(encode_s + state.hand_over_s + decode_s)
-
-    def first_token_s(self, batch: int, length: int) -> float:
-        """Mean time of the encode that an answer of `length` tokens is part of, its sending included."""
-        excess = self.encodes.own_input(length)[0] - self.prompts.tokens
-        own_s = float(self.encodes.own(length).pass_s[batch - 1])
-        return own_s + float(self._sent_s[batch]) + excess * self._sent_slope(batch)
+        seen_s = np.maximum(np.maximum(seen_s, least_s), decoders.least_at_s(decoded))
+        lacks_s = np.minimum(np.interp(state.pool, decoders.n, decoders.lacks_s), seen_s)
+        return np.asarray(encode_s + state.hand_over_s + d * seen_s - lacks_s)
 
     def latency_sds_s(self, batch: int, state: PoolState, length: int) -> Floats:
         """Standard deviations of the latency of an answer of `length` tokens, by pool."""
-        own_var = self.encodes.own_input(length)[1]
-        token_s, residual = self._token_cost(batch)
+        own_var = self.encoders.own_input(length)[1]
+        token_s, residual = self.encoders.token_cost(batch)
         encode = batch * residual + (batch - 1) * token_s**2 * self.prompts.tokens_var
         d = length - 1
         if d == 0:
@@ -136,15 +169,18 @@ class WaaModel:
         transit = transit * _window(
             d, state.held / np.maximum(state.pool, 1e-9) * self.law.decode_mean
         )
-        contexts = context_s**2 * state.pool * self._context_var(length)
+        beside = np.interp(state.pool, self.decoders.n, self.decoders.beside)
+        contexts = context_s**2 * state.pool * beside * self._context_var(length)
         return np.sqrt(encode + own + boundary + slow + transit + contexts)
 
     def first_token(self, batch: int, pool: int) -> Latency:
-        """From the start of its encode to a query's first token."""
-        token_s, residual = self._token_cost(batch)
-        del pool
+        """From the start of its encode to a query's first token, which T5's encode does not sample."""
+        if self.law.workload.delay:
+            return self.latency(batch, pool, 1 + self.law.workload.delay)
+        busy = self.at(batch, _one(pool)).busy
+        token_s, residual = self.encoders.token_cost(batch)
         var = batch * (residual + token_s**2 * self.prompts.tokens_var)
-        mean_s = float(self.encodes.times.pass_s[batch] + self._sent_s[batch])
+        mean_s = float(self.encoders.taken_s(batch, busy)[0])
         return Latency(mean_s=mean_s, sd_s=float(np.sqrt(var)))
 
     def gap(self, batch: int, pool: int, decodes: int) -> Latency:
@@ -155,7 +191,7 @@ class WaaModel:
         del decodes
         state = self.at(batch, _one(pool))
         period = max(1.0, batch * self.law.decode_mean / max(float(state.pool[0]), 1e-9))
-        mean_s = float(state.seen_s[0] + self._joined_s[batch] * (1 - 1 / period))
+        mean_s = float(state.seen_s[0] + self.encoders.joined_s[batch] * (1 - 1 / period))
         return Latency(mean_s=mean_s, sd_s=float(state.seen_sd_s[0]))
 
     def wait(self, batch: int, pool: int, rate_per_s: float) -> Latency:
@@ -167,19 +203,31 @@ class WaaModel:
         """(worker time that a query's encode takes, that its decode takes)."""
         state = self.at(batch, _one(pool))
         decode_s = self.law.decode_mean * float(state.iteration_s[0] / state.pool[0])
-        return self._feed(batch).encode_s / batch, decode_s
+        return float(self.encoders.interval_s[batch]) / batch, decode_s
 
     def kv_tokens(self, batch: int, pool: int) -> float:
         """KV tokens of one decoder just after a join, mean."""
         return float(self._kv(batch, self.at(batch, _one(pool)))[0][0])
 
     def kv_need(self, batch: int, pool: int) -> float:
-        """KV tokens that one worker holds ready: a decoder at its fullest, or an encoder's batch."""
-        return float(self.kv_needs(batch, self.at(batch, _one(pool)))[0])
+        """KV tokens that a decoder holds ready at its fullest, or where it holds more, an encoder."""
+        need = float(self.kv_needs(batch, self.at(batch, _one(pool)))[0])
+        return max(need, self.encoder_kv_need(batch))
+
+    def encoder_kv_need(self, batch: int) -> float:
+        """KV tokens of the encode that a stage works on, and room for its activations."""
+        return float(self.encoder_kv_needs(_one(batch))[0])
+
+    def encoder_kv_needs(self, batches: Floats) -> Floats:
+        """The same by B_E."""
+        prompts, encoder = self.prompts, self.instances.encoder
+        tokens, var = batches * prompts.tokens, batches * prompts.tokens_var
+        packed = encoder.activation_tokens * (tokens + COVERED_SDS * np.sqrt(var))
+        return memory.needs(tokens, var, batches) + packed
 
     def kv_needs(self, batch: int, state: PoolState) -> Floats:
-        """The same by pool."""
-        prompts = self.prompts
+        """KV tokens of a decoder at its fullest, and room for a micro-batch's activations, by pool."""
+        prompts, decoder = self.prompts, self.instances.decoder
         queries = state.pool + (batch - 1) / 2
         mean, var = self._kv(batch, state)
         var = (
@@ -187,10 +235,8 @@ class WaaModel:
             + state.pool_var * self.decoders.context**2
             + ((1 - state.busy) * state.held * (prompts.tokens**2))
         )
-        encoder = memory.needs(
-            *(np.array([batch * value]) for value in (prompts.tokens, prompts.tokens_var, 1.0))
-        )
-        return np.maximum(memory.needs(mean, var, queries + state.held), encoder)
+        packed = decoder.activation_tokens * state.pool / decoder.micro_batches
+        return memory.needs(mean, var, queries + state.held) + packed
 
     def _kv(self, batch: int, state: PoolState) -> tuple[Floats, Floats]:
         """(mean, variance at those numbers of queries) of the KV tokens of a decoder just after a join."""
@@ -206,10 +252,12 @@ class WaaModel:
     def edges(self, batch: int, state: PoolState) -> Floats:
         """The same by pool."""
         costs, decoders = self.costs, self.decoders
-        pool_sd = self._pool_sd(batch, state)
-        context_sd = np.sqrt(state.pool * decoders.context_var + (decoders.context * pool_sd) ** 2)
-        queries = (state.pool + COVERED_SDS * pool_sd) / costs.per_query.limit
-        context = state.pool * decoders.context + COVERED_SDS * context_sd
+        number = self.instances.decoder.micro_batches
+        pool_sd = self._pool_sd(batch, state) / number
+        pool = state.pool / number  # of a micro-batch
+        context_sd = np.sqrt(pool * decoders.context_var + (decoders.context * pool_sd) ** 2)
+        queries = (pool + COVERED_SDS * pool_sd) / costs.per_query.limit
+        context = pool * decoders.context + COVERED_SDS * context_sd
         reach = np.maximum(queries, context / costs.per_context.limit)
         return np.maximum(reach, batch / max(1, self.max_batch))
 
@@ -230,7 +278,7 @@ class WaaModel:
             tokens_per_s=rate * self.law.output_mean,
             cycle_s=float(state.iteration_s[0]),
             encode_share=float(state.busy[0]),
-            first_token_s=float(self.encodes.times.pass_s[batch] + self._sent_s[batch]),
+            first_token_s=float(self.encoders.taken_s(batch, state.busy)[0]),
             latency_mean_s=latency.mean_s,
             latency_sd_s=latency.sd_s,
             latency_p99_s=latency.mean_s + KEPT_SDS * latency.sd_s,
@@ -258,46 +306,26 @@ class WaaModel:
             )
 
     def _feed(self, batch: int) -> Feed:
-        encoders, decoders = self.split
-        encode_s = (
-            float(self.encodes.times.pass_s[batch] + self._sent_s[batch]) + self.costs.dispatch_s
-        )
-        token_s, residual = self._token_cost(batch)
-        encode_var = batch * (residual + token_s**2 * self.prompts.tokens_var)
+        encoders = self.encoders
+        dispatch_s = self.costs.dispatch_s
         return Feed(
             batch=batch,
-            encoders=encoders,
-            decoders=decoders,
-            encode_s=encode_s,
-            spread=batch * encode_var / encode_s**2,
-            exposed_s=float(self._exposed_s[batch]),
-            joined_s=float(self._joined_s[batch]),
+            encoders=self.split[0],
+            decoders=self.split[1],
+            encode_s=float(encoders.interval_s[batch]),
+            alone_s=float(encoders.taken_s(batch, 0.0)) + dispatch_s,
+            in_line_s=float(encoders.taken_s(batch, 1.0)) + dispatch_s,
+            spread=float(encoders.spread[batch]),
+            exposed_s=float(encoders.exposed_s[batch]),
+            joined_s=float(encoders.joined_s[batch]),
         )
-
-    def _by_batch(self, curve: Hinges) -> Floats:
-        """Mean seconds by B_E as far as the hand-over was measured; [0] is unused."""
-        b = np.arange(self.encodes.max_batch + 1, dtype=np.float64)
-        sds = np.sqrt(b * self.prompts.tokens_var)
-        covered = b * self.prompts.tokens + COVERED_SDS * sds <= self.hand_over_limit
-        return curve.mean(b * self.prompts.tokens, sds)[covered]
-
-    def _token_cost(self, batch: int) -> tuple[float, float]:
-        """(s per prompt token of an encode, variance of a prompt's cost beside that, s**2)."""
-        slopes = self.encodes.slopes(self.costs, np.array([float(batch)]))
-        return float(slopes.token_s[0]) + self._sent_slope(batch), float(slopes.residual_var[0])
-
-    def _sent_slope(self, batch: int) -> float:
-        mean, var = batch * self.prompts.tokens, batch * self.prompts.tokens_var
-        return float(self._sent.slope_mean(np.array([mean]), np.array([np.sqrt(var)]))[0])
 
     def _slope(self, state: PoolState) -> Floats:
         """What one query more costs an iteration, s."""
         return np.asarray(np.interp(state.pool, self.decoders.n, self.decoders.slopes))
 
     def _context_slope(self, state: PoolState) -> Floats:
-        decoders = self.decoders
-        sds = np.sqrt(state.pool * decoders.context_var)
-        return self.costs.per_context.slope_mean(state.pool * decoders.context, sds)
+        return np.asarray(np.interp(state.pool, self.decoders.n, self.decoders.context_slopes))
 
     def _beside(self, batch: int, pools: Floats, state: PoolState, d: int) -> Floats:
         """Queries more than the mean pool that an answer of d decode iterations sees, itself included."""
