@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from exegpt_cli.imagined import RESERVE_BYTES
 from exegpt_planner.bound import Bound
 from exegpt_planner.builtin_models import builtin_model
-from exegpt_planner.completion import law_on
+from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.hardware.analytic import analytic_table
 from exegpt_planner.hardware.calibrations import calibration
 from exegpt_planner.hardware.clusters import cluster_of
@@ -18,17 +18,13 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.plan import KNOWN, Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.prompts import prompt_moments
-from exegpt_planner.shapes import Shape, room_of
-from exegpt_planner.simulator.pipeline import Pipeline
-from exegpt_planner.simulator.rra import RraModel
-from exegpt_planner.simulator.static import StaticModel
+from exegpt_planner.shapes import Shape, room_of, shapes
 from exegpt_planner.tasks import paper_task
 from exegpt_planner.workload import Workload
+from paper_static import Static
 
 DTYPE = "float16"
-PARTS = (0.1, 0.3, 0.7)  # of FasterTransformer's latencies, from the shortest
-STEP = 4  # of its batches
+NODE = 8  # devices; FasterTransformer's tensor parallelism spans as much of a node as there is
 
 # (model, device, devices, tasks): Table 2 and Figures 6 and 8
 CLUSTERS = (
@@ -42,25 +38,68 @@ CLUSTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: what is cached needs a dict
 class Scenario:
-    """A model on its cluster with one task."""
+    """A model on its cluster with one workload."""
 
-    name: str
+    model_name: str
+    device: str
+    devices: int
+    task: str
     table: ProfileTable
     model: ModelSpec
     workload: Workload
     memory: MemoryBudget
-    devices: int
-    batches: Static  # FasterTransformer's
+    is_padded: bool = False  # FasterTransformer's inputs, to the longest there is
 
-    def plan(self, bound_s: float, strategies: Sequence[str] = KNOWN) -> Plan:
-        """The plan in the paper's own terms: a bound on the mean latency."""
+    @property
+    def name(self) -> str:
+        """In a table."""
+        return f"{self.cluster} {self.task}"
+
+    @property
+    def cluster(self) -> str:
+        """The model and where it runs."""
+        return f"{self.model_name} {self.devices}x{self.device}"
+
+    @cached_property
+    def law(self) -> CompletionLaw:
+        """The laws of its workload on its model."""
+        return law_on(self.table, self.workload)
+
+    @cached_property
+    def shapes(self) -> list[Shape]:
+        """All there are."""
+        typical = Typical.of(self.law, self.table)
+        return list(shapes(self.table, self.model, self.memory, typical, self.devices))
+
+    @cached_property
+    def fixed(self) -> Shape:
+        """FasterTransformer's, and ORCA's: one unit, tensor parallelism over a node, a micro-batch a stage."""
+        typical = Typical.of(self.law, self.table)
+        layout = next(
+            each
+            for each in layouts(self.table, typical, self.devices)
+            if all(stage.degree == min(NODE, self.devices) for stage in each.stages)
+        )
+        room = room_of(layout, self.model, DTYPE, self.memory)
+        assert room is not None, "the paper served it so"
+        return Shape(units=1, layout=layout, micro_batches=len(layout.stages), room=room)
+
+    @cached_property
+    def batches(self) -> Static:
+        """FasterTransformer's."""
+        return Static.on(self.fixed, self.law, self.table, is_padded=self.is_padded)
+
+    def plan(
+        self, bound_s: float, strategies: Sequence[str] = KNOWN, *, mode: str = "mean"
+    ) -> Plan:
+        """The plan; by default in the paper's own terms, a bound on the mean latency."""
         return make_plan(
             table=self.table,
             model=self.model,
             workload=self.workload,
-            bound=Bound(seconds=bound_s, mode="mean"),
+            bound=Bound(seconds=bound_s, mode="mean" if mode == "mean" else "p99"),
             memory=self.memory,
             strategies=strategies,
             workers=self.devices,
@@ -68,79 +107,55 @@ class Scenario:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Static:
-    """FasterTransformer on its fixed shape: as much tensor parallelism as a node holds."""
-
-    plain: StaticModel
-    early: StaticModel
-    kv_tokens: int
-    length: int  # of the bound, tokens
-    most: int
-
-    def best(self, bound_s: float, *, early: bool) -> float:
-        """The most queries/s of any batch within the bound; 0 if none keeps it."""
-        model = self.early if early else self.plain
-        batches = [b for b in range(1, self.most) if model.kv_need(b) <= self.kv_tokens]
-        kept = [b for b in batches if model.latency_s(b, self.length) <= bound_s]
-        return max((model.throughput(b) for b in kept), default=0.0)
-
-    def bounds_s(self) -> list[float]:
-        """The paper's: parts of its latencies over batches of 4, 8, ..., and none."""
-        batches = range(STEP, self.most, STEP)
-        latencies = sorted(
-            self.plain.latency_s(batch, self.length)
-            for batch in batches
-            if self.plain.kv_need(batch) <= self.kv_tokens
-        )
-        return [latencies[int(part * (len(latencies) - 1))] for part in PARTS] + [math.inf]
-
-
-def scenarios(calibrated: str = "datasheet") -> Iterator[Scenario]:
-    """Those of the paper."""
-    for name, device, devices, tasks in CLUSTERS:
-        model = builtin_model(name)
-        cluster = cluster_of(device, devices)
-        efficiencies = calibration(device, calibrated if device == "a40" else "datasheet")
-        table = analytic_table(model, cluster, DTYPE, efficiencies=efficiencies)
-        memory = MemoryBudget(
+def scenario(  # noqa: PLR0913 - the whole question
+    name: str,
+    device: str,
+    devices: int,
+    workload: Workload,
+    *,
+    task: str = "",
+    calibrated: str = "datasheet",
+    is_padded: bool = False,
+) -> Scenario:
+    """A built-in model on devices of one kind, their step times from published figures."""
+    model, cluster = builtin_model(name), cluster_of(device, devices)
+    efficiencies = calibration(device, calibrated if device == "a40" else "datasheet")
+    return Scenario(
+        model_name=name,
+        device=device,
+        devices=devices,
+        task=task,
+        table=analytic_table(model, cluster, DTYPE, efficiencies=efficiencies),
+        model=model,
+        workload=workload,
+        memory=MemoryBudget(
             device_bytes=cluster.device.memory_bytes,
             reserve_bytes=RESERVE_BYTES,
             holds_activations=False,
-        )
+        ),
+        is_padded=is_padded,
+    )
+
+
+def scenarios(calibrated: str = "datasheet", *, is_padded: bool = False) -> Iterator[Scenario]:
+    """Those of the paper."""
+    for name, device, devices, tasks in CLUSTERS:
         for task in tasks:
-            workload = paper_task(task)
-            yield Scenario(
-                name=f"{name} {devices}x{device} {task}",
-                table=table,
-                model=model,
-                workload=workload,
-                memory=memory,
-                devices=devices,
-                batches=_static(table, model, workload, memory, devices),
+            yield scenario(
+                name,
+                device,
+                devices,
+                paper_task(task),
+                task=task,
+                calibrated=calibrated,
+                is_padded=is_padded,
             )
 
 
-def _static(
-    table: ProfileTable, model: ModelSpec, workload: Workload, memory: MemoryBudget, devices: int
-) -> Static:
-    law, prompts = law_on(table, workload), prompt_moments(workload)
-    degree = min(8, devices)
-    layout = next(
-        each
-        for each in layouts(table, Typical.of(law, table), devices)
-        if all(stage.degree == degree for stage in each.stages)
-    )
-    room = room_of(layout, model, DTYPE, memory)
-    assert room is not None, "the paper served it so"
-    shape = Shape(units=1, layout=layout, micro_batches=len(layout.stages), room=room)
-    most = room.kv_tokens // int(workload.input.mean) + 2
-    unit = RraModel(Pipeline.of(shape, table), law, prompts, most)
-    longest = workload.input.max + workload.output.max
-    return Static(
-        plain=StaticModel(unit, early_termination=False),
-        early=StaticModel(unit, early_termination=True),
-        kv_tokens=room.kv_tokens,
-        length=law.workload.output.quantile(0.99),
-        most=min(most, max(2 * STEP + 1, 2 * room.kv_tokens // longest)),
-    )
+def quick(some: Iterator[Scenario]) -> Iterator[Scenario]:
+    """The first task of each model and cluster."""
+    seen: set[str] = set()
+    for each in some:
+        if each.cluster not in seen:
+            seen.add(each.cluster)
+            yield each

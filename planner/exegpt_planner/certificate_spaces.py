@@ -30,7 +30,6 @@ from exegpt_planner.schedule import (
     WaaSchedule,
 )
 from exegpt_planner.shapes import Shape, shapes
-from exegpt_planner.simulator.costs import hand_over_of
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.limits import held_s
 from exegpt_planner.simulator.models import Model, model_for
@@ -108,16 +107,7 @@ class Question:
 
     def simulated(self, shape: Shape, split: Split | None) -> Simulated:
         """CRA's or WAA's schedules on a shape."""
-        pipeline, room = Pipeline.of(shape, self.table), shape.room.kv_tokens
-        if split is None:
-            cra = CraModel(pipeline.whole, self.law, self.prompts, pipeline.layout)
-            return Simulated.of_cra(cra, self.promise, room, shape.units)
-        hand_over = hand_over_of(self.table, shape.layout.degree)
-        most = self.most_queries(shape)
-        waa = WaaModel(
-            pipeline.whole, hand_over, self.law, self.prompts, split, most, pipeline.layout
-        )
-        return Simulated.of_waa(waa, self.promise, room)
+        raise NotImplementedError
 
     def place(self, schedule: Schedule) -> tuple[Site, Point] | None:
         """Where a schedule lies; None if nowhere."""

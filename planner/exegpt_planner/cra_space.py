@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from exegpt_planner.schedule import CraSchedule, Prediction, Split
 from exegpt_planner.search import Block, Blocked, Bounds, Point
+from exegpt_planner.simulator.costs import StepCosts
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.limits import Use, held_at_least_s, held_s, uses
 from exegpt_planner.simulator.promise import Promise
@@ -24,9 +25,9 @@ from exegpt_planner.simulator.promise import Promise
 Floats = NDArray[np.float64]
 Lines = tuple[Floats, Floats]
 
-CHUNKS = tuple(
-    32 << e for e in range(11)
-)  # C, tokens; between neighbours throughput hardly differs
+# C, tokens, four an octave: a step's work strays least where C is just above the need, so that with half as many
+# throughput under a tight bound is up to 2 % less, with a quarter 8 %
+CHUNKS = tuple(part << e for e in range(3, 14) for part in (4, 5, 6, 7))[:-3]
 NARROW = (
     1.25  # largest pool of a block over its smallest, for all to be simulated: about a run of pools
 )
@@ -34,22 +35,174 @@ NUMERICAL = 1e-3  # relative: the queue's laws are on grids and between pools in
 
 
 class CraSpace:
-    """B_D from 1 to what the profile covers and chunks keep up with; C from those of `CHUNKS` that it covers."""
+    """B_D / M from 1 to what the profile covers and chunks keep up with; C from those of a list that it covers."""
 
     strategy = "CRA"
     axes = ("pool", "chunk_tokens")
     split: Split | None = None
 
     def __init__(
-        self, model: CraModel, promise: Promise, kv_capacity: float, units: int = 1
+        self,
+        model: CraModel,
+        promise: Promise,
+        kv_capacity: float,
+        units: int = 1,
+        chunks: tuple[int, ...] = CHUNKS,
     ) -> None:
+        """`chunks` is what C may be, tokens."""
         self.model = model
         self.units = units
         self.promise = promise
         self.kv_capacity = kv_capacity
-        self.chunks = tuple(chunk for chunk in CHUNKS if model.edge(1, chunk) <= 1)
-        costs, law, prompts = model.costs, model.law, model.prompts
-        self._fixed_s = costs.mixed_fixed_s + costs.dispatch_s
+        self.chunks = tuple(chunk for chunk in chunks if model.edge(1, chunk) <= 1)
+        pipeline = model.pipeline
+        self._number = pipeline.micro_batches
+        self._whole = _Below(model, pipeline.whole)
+        self._stages: tuple[_Below, ...] = ()
+        if pipeline.num_stages > 1:
+            self._stages = tuple(_Below(model, costs) for costs in pipeline.stages)
+
+    @property
+    def whole(self) -> Block:
+        widest = self.chunks[-1] if self.chunks else 0
+        most = min(self.model.queues.most(widest), self.model.rounds.whole.most)
+        return Block(1, most, 1, len(self.chunks))
+
+    @property
+    def smallest(self) -> Point:
+        return 1, self.whole.y2
+
+    def schedule(self, point: Point) -> CraSchedule:
+        return CraSchedule(
+            pool=self._pool(point),
+            chunk_tokens=self._chunk(point),
+            units=self.units,
+            micro_batches=self._number,
+            layout=self.model.pipeline.layout,
+        )
+
+    def predict(self, point: Point) -> Prediction:
+        return self.model.predict(self.schedule(point), self.promise)
+
+    def edge(self, point: Point) -> float:
+        return self.model.edge(self._pool(point), self._chunk(point))
+
+    def kv_need(self, point: Point) -> float:
+        return self.model.kv_need(self._pool(point), self._chunk(point))
+
+    def promised_for(self, point: Point, length: int) -> float:
+        run = self.model.run(point[0], self._chunk(point))
+        return float(run.latencies(length).promised_s(self.promise)[run.at(point[0])])
+
+    def blocked(self, point: Point) -> Blocked | None:
+        if not self.model.fits(self._pool(point), self._chunk(point)):
+            return "load"
+        if self.edge(point) > 1:
+            return "coverage"
+        return "memory" if self.kv_need(point) > self.kv_capacity else None
+
+    def throughput(self, point: Point) -> float:
+        return self.units * self.model.throughput(self._pool(point), self._chunk(point))
+
+    def promised_s(self, point: Point) -> float:
+        if self.promise.limits is None:
+            return self.promised_for(point, self.promise.length)
+        rate = self.throughput(point)
+        return held_s(self.model, self._knobs(point), self.promise, rate, self.units)
+
+    def uses(self, point: Point) -> list[Use]:
+        if self.promise.limits is None:
+            return []
+        return uses(
+            self.model,
+            self._knobs(point),
+            self.promise,
+            self.promise.limits,
+            queries_per_s=self.throughput(point),
+            units=self.units,
+        )
+
+    def roughly(self, block: Block) -> None:
+        """Its bounds are cheap."""
+
+    def bound(self, block: Block) -> Bounds:
+        blocked = self._blocked(block)
+        if blocked is not None:
+            return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
+        if block.y1 == block.y2 and block.x2 <= NARROW * block.x1:
+            return self._simulated(block)
+        model, widest = self.model, self.chunks[block.y2 - 1]
+        rate = model.queues.rate_at_most(block.x2, widest)
+        chunks_a_query, dispatch_s = model.queues.alone(widest), model.costs.dispatch_s
+        # a query's share of a round: by the slowest stage as by a pass that M micro-batches make at once
+        per_query_s = self._whole.per_query_s(rate, chunks_a_query, dispatch_s) / self._number
+        for stage in self._stages:
+            per_query_s = max(per_query_s, stage.per_query_s(rate, chunks_a_query, 0.0))
+        latency_s = self._latency(block) * (1 - NUMERICAL)
+        throughput = self.units * (1 + NUMERICAL) / per_query_s
+        return self._held(throughput, self.promise.at_least_s(latency_s))
+
+    def _held(self, throughput: float, promised_s: float) -> Bounds:
+        held = held_at_least_s(self.promise, promised_s, throughput)
+        return Bounds(throughput=throughput, promised_s=held)
+
+    def _simulated(self, block: Block) -> Bounds:
+        """Of a block of one C: the best of its pools."""
+        model, chunk = self.model, self._chunk((block.x1, block.y1))
+        throughput, promised_s, pool = 0.0, np.inf, block.x1
+        while pool <= block.x2 and model.fits(pool * self._number, chunk):
+            run = model.run(pool, chunk)
+            latencies = run.latencies(self.promise.length)
+            pools = slice(run.at(pool), run.at(block.x2) + 1)
+            promised_s = min(promised_s, float(latencies.promised_s(self.promise)[pools].min()))
+            throughput = max(throughput, float(run.throughput[pools].max()))
+            pool = run.last + 1
+        return self._held(self.units * throughput, promised_s)
+
+    def _blocked(self, block: Block) -> Blocked | None:
+        model = self.model
+        smallest = block.x1 * self._number
+        if not model.fits(smallest, self.chunks[block.y2 - 1]):
+            return "load"
+        if model.edge(smallest, self.chunks[block.y1 - 1]) > 1:
+            return "coverage"
+        least = smallest * model.prompts.tokens  # as all slots may hold new prompts
+        return "memory" if least > self.kv_capacity else None
+
+    def _latency(self, block: Block) -> float:
+        """A lower bound on the mean latency of an answer of the bound's length."""
+        model, length, number = self.model, self.promise.length, self._number
+        narrow = next(
+            chunk
+            for chunk in self.chunks[block.y1 - 1 : block.y2]
+            if model.fits(block.x1 * number, chunk)
+        )
+        rho = model.queues.rate_at_least(block.x1, narrow) / block.x1
+        own = model.own_input(length)[0] + length / 2
+        dispatch_s, first_s = model.costs.dispatch_s, model.costs.mixed_fixed_s
+        pass_s = self._whole.decode_s((block.x1 - 1) * rho, own)
+        round_s = pass_s + dispatch_s
+        for stage in self._stages:
+            others_s = (number - 1) * stage.mean_s(block.x1 * rho)
+            round_s = max(round_s, stage.decode_s((block.x1 - 1) * rho, own) + others_s)
+        return first_s + dispatch_s + (length - 2) * round_s + pass_s if length > 1 else first_s
+
+    def _pool(self, point: Point) -> int:
+        return point[0] * self._number
+
+    def _knobs(self, point: Point) -> Point:
+        return self._pool(point), self._chunk(point)
+
+    def _chunk(self, point: Point) -> int:
+        return self.chunks[point[1] - 1]
+
+
+class _Below:
+    """Lines below what a step costs, of all stages or of one."""
+
+    def __init__(self, model: CraModel, costs: StepCosts) -> None:
+        self._model, self._fixed_s = model, costs.mixed_fixed_s
+        law, prompts = model.law, model.prompts
         self._work: tuple[tuple[Lines, float], ...] = (
             (costs.per_token.lines(), prompts.tokens + law.decode_mean),
             (costs.queries_only.lines(), law.decode_mean),
@@ -63,144 +216,31 @@ class CraSpace:
             for curve in (costs.per_token, costs.queries_only, costs.per_context, costs.per_sampled)
         )
 
-    @property
-    def whole(self) -> Block:
-        widest = self.chunks[-1] if self.chunks else 0
-        need = self.model.prompts.tokens / (self.model.law.decode_mean + 1)
-        most = int(min(widest / need, self.model.costs.queries_only.limit))
-        return Block(1, most, 1, len(self.chunks))
+    def per_query_s(self, rate: float, chunks_a_query: float, more_s: float) -> float:
+        """Of steps that take `more_s` besides, at the most at this rate of prompts, what a query costs at least."""
+        some = (self._fixed_s + more_s) / rate + _least(self._chunk_lines, rate, chunks_a_query)
+        return some + sum(_least(lines, rate, work) for lines, work in self._work)
 
-    @property
-    def smallest(self) -> Point:
-        return 1, self.whole.y2
+    def mean_s(self, rate: float) -> float:
+        """A step's mean time at least, at this rate or a higher one."""
+        return self._at_least_s(rate, own=0, own_context=0.0)
 
-    def schedule(self, point: Point) -> CraSchedule:
-        return CraSchedule(
-            pool=point[0],
-            chunk_tokens=self._chunk(point),
-            units=self.units,
-            layout=self.model.layout,
-        )
+    def decode_s(self, rate: float, own_context: float) -> float:
+        """The same of a step in which one more decodes."""
+        return self._at_least_s(rate, own=1, own_context=own_context)
 
-    def predict(self, point: Point) -> Prediction:
-        return self.model.predict(self.schedule(point), self.promise)
-
-    def uses(self, point: Point) -> list[Use]:
-        if self.promise.limits is None:
-            return []
-        rate = self.throughput(point)
-        return uses(
-            self.model,
-            self._knobs(point),
-            self.promise,
-            self.promise.limits,
-            queries_per_s=rate,
-            units=self.units,
-        )
-
-    def edge(self, point: Point) -> float:
-        return self.model.edge(point[0], self._chunk(point))
-
-    def kv_need(self, point: Point) -> float:
-        return self.model.kv_need(point[0], self._chunk(point))
-
-    def promised_for(self, point: Point, length: int) -> float:
-        latency = self.model.latency(point[0], self._chunk(point), length)
-        return self.promise.promised_s(latency.mean_s, latency.sd_s)
-
-    def blocked(self, point: Point) -> Blocked | None:
-        if not self.model.fits(point[0], self._chunk(point)):
-            return "load"
-        if self.edge(point) > 1:
-            return "coverage"
-        return "memory" if self.kv_need(point) > self.kv_capacity else None
-
-    def throughput(self, point: Point) -> float:
-        return self.units * self.model.throughput(point[0], self._chunk(point))
-
-    def promised_s(self, point: Point) -> float:
-        return held_s(
-            self.model, self._knobs(point), self.promise, self.throughput(point), self.units
-        )
-
-    def roughly(self, block: Block) -> None:
-        """Its bounds are cheap."""
-
-    def bound(self, block: Block) -> Bounds:
-        blocked = self._blocked(block)
-        if blocked is not None:
-            return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
-        if block.y1 == block.y2 and block.x2 <= NARROW * block.x1:
-            return self._simulated(block)
-        model, widest = self.model, self.chunks[block.y2 - 1]
-        chunks_a_query = model.queues.alone(widest)
-        rate = model.queues.rate_at_most(block.x2, widest)
-        per_query_s = self._fixed_s / rate + _least(self._chunk_lines, rate, chunks_a_query)
-        per_query_s += sum(_least(lines, rate, work) for lines, work in self._work)
-        latency_s = self._latency(block) * (1 - NUMERICAL)
-        return self._held(
-            self.units * (1 + NUMERICAL) / per_query_s, self.promise.at_least_s(latency_s)
-        )
-
-    def _held(self, throughput: float, promised_s: float) -> Bounds:
-        return Bounds(
-            throughput=throughput,
-            promised_s=held_at_least_s(self.promise, promised_s, throughput),
-        )
-
-    def _simulated(self, block: Block) -> Bounds:
-        """Of a block of one C: the best of its pools."""
-        model, chunk = self.model, self._chunk((block.x1, block.y1))
-        throughput, promised_s, pool = 0.0, np.inf, block.x1
-        while pool <= block.x2 and model.fits(pool, chunk):
-            run = model.run(pool, chunk)
-            latencies = run.latencies(self.promise.length)
-            pools = slice(run.at(pool), run.at(block.x2) + 1)
-            pairs = zip(
-                latencies.mean_s[pools].tolist(), latencies.sd_s[pools].tolist(), strict=True
-            )
-            promised_s = min(promised_s, *(self.promise.promised_s(*pair) for pair in pairs))
-            throughput = max(throughput, float(run.throughput[pools].max()))
-            pool = run.last + 1
-        return self._held(self.units * throughput, promised_s)
-
-    def _blocked(self, block: Block) -> Blocked | None:
-        model = self.model
-        if not model.fits(block.x1, self.chunks[block.y2 - 1]):
-            return "load"
-        if model.edge(block.x1, self.chunks[block.y1 - 1]) > 1:
-            return "coverage"
-        least = block.x1 * min(model.query_context, model.prompts.tokens)
-        return "memory" if least > self.kv_capacity else None
-
-    def _latency(self, block: Block) -> float:
-        """A lower bound on the mean latency of an answer of the bound's length."""
-        model = self.model
-        length = self.promise.length
-        narrow = next(
-            chunk for chunk in self.chunks[block.y1 - 1 : block.y2] if model.fits(block.x1, chunk)
-        )
-        rho = model.queues.rate_at_least(block.x1, narrow) / block.x1
-        decoding = (block.x1 - 1) * rho * model.law.decode_mean
-        encoded = (block.x1 - 1) * rho * model.prompts.tokens
-        own = model.own_input(length)[0] + length / 2
+    def _at_least_s(self, rate: float, *, own: int, own_context: float) -> float:
+        model = self._model
+        decoding = rate * model.law.decode_mean
         means = (
-            decoding + 1 + encoded,
-            decoding + 1,
-            decoding * model.query_context + own,
-            decoding + 1 + (block.x1 - 1) * rho,
+            decoding + own + rate * model.prompts.tokens,
+            decoding + own,
+            decoding * model.decoding.context + own_context,
+            decoding + own + rate,
         )
-        step_s = self._fixed_s + sum(
+        return self._fixed_s + sum(
             float(np.max(a + b * mean)) for (a, b), mean in zip(self._floors, means, strict=True)
         )
-        one_encode_step_s = self._fixed_s
-        return one_encode_step_s + (length - 1) * step_s - model.costs.dispatch_s
-
-    def _knobs(self, point: Point) -> Point:
-        return point[0], self._chunk(point)
-
-    def _chunk(self, point: Point) -> int:
-        return self.chunks[point[1] - 1]
 
 
 def _rising(lines: Lines) -> Lines:

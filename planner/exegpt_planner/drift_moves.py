@@ -80,7 +80,7 @@ class Setting:
         shape = Shape(
             units=schedule.units,
             layout=layout,
-            micro_batches=schedule.micro_batches if isinstance(schedule, RraSchedule) else 1,
+            micro_batches=schedule.micro_batches,
             room=room,
         )
         return Site(

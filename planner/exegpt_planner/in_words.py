@@ -20,7 +20,7 @@ def words(schedule: Schedule) -> str:
         case CraSchedule():
             return (
                 f"CRA: hold {schedule.pool} queries by refilling every iteration, encoding at most "
-                f"{schedule.chunk_tokens} tokens in each{on_units(schedule)}"
+                f"{schedule.chunk_tokens} tokens in each{_of_each(schedule)}{on_units(schedule)}"
             )
         case WaaSchedule():
             return (
@@ -30,14 +30,17 @@ def words(schedule: Schedule) -> str:
             )
 
 
+def _of_each(schedule: CraSchedule) -> str:
+    return " of every micro-batch" if schedule.micro_batches > 1 else ""
+
+
 def on_units(schedule: RraSchedule | CraSchedule) -> str:
     """Where it runs, in words; nothing for one device."""
     layout = schedule.layout
     if layout is None:
         return _each(schedule.units)
     each = f"on each of {schedule.units} units of " if schedule.units > 1 else "on "
-    number = schedule.micro_batches if isinstance(schedule, RraSchedule) else 1
-    return f", {each}{_devices(layout, number)}"
+    return f", {each}{_devices(layout, schedule.micro_batches)}"
 
 
 def on_instances(schedule: WaaSchedule) -> str:

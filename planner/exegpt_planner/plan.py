@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,16 @@ from pydantic import Field
 from exegpt_planner.alternatives import Alternative, alternatives, winner
 from exegpt_planner.bound import Bound
 from exegpt_planner.certificate import certify
-from exegpt_planner.cliffs import Held
+from exegpt_planner.cliffs import Held, cliff_warnings
 from exegpt_planner.completion import CompletionLaw, law_on
+from exegpt_planner.cra_relaxation import PoolRelaxation
 from exegpt_planner.diagnosis import infeasible
 from exegpt_planner.errors import InvalidSpec
 from exegpt_planner.layout import Typical
 from exegpt_planner.memory import MemoryBudget, too_large
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.prompts import prompt_moments
+from exegpt_planner.prompts import PromptMoments, prompt_moments
 from exegpt_planner.proof import Certificate, InputHashes, Relaxed
 from exegpt_planner.relaxation import Relaxation
 from exegpt_planner.schedule import Prediction, Schedule
@@ -54,6 +55,7 @@ NEAREST = 4  # spaces that are searched for the least latency where none keeps t
 
 Floats = NDArray[np.float64]
 Sites = Sequence[Site | WaaSite]
+R = TypeVar("R", Relaxation, PoolRelaxation)
 
 Change = Literal["bound_less", "bound_more", "fluctuation_ignored", "error_ignored"]
 
@@ -93,7 +95,8 @@ class _Question:
     """What a search needs, prepared once and asked again with changes."""
 
     sites: dict[str, Sites]  # by strategy
-    relaxation: Relaxation | None  # None: there is one shape
+    relaxation: Relaxation | None  # None: there is one shape; as below
+    pools: PoolRelaxation | None
     promise: Promise
     bound_s: float
 
@@ -133,13 +136,14 @@ class _Question:
 
     def _uppers(self, strategy: str, sites: Sequence[Site | WaaSite]) -> Floats:
         """What no schedule of each site can exceed, queries/s."""
-        if strategy != "RRA" or self.relaxation is None:
-            return np.full(len(sites), np.inf)
         limits = self.promise.limits
         answer_s = self.bound_s if limits is None else limits.answer_s
-        mean_s = answer_s / (1 + self.promise.error)
-        bounds = self.relaxation.rra([site.shape for site in sites], mean_s)
-        return np.asarray(bounds.max(axis=1))
+        mean_s, found = answer_s / (1 + self.promise.error), [site.shape for site in sites]
+        if strategy == "RRA" and self.relaxation is not None:
+            return np.asarray(self.relaxation.rra(found, mean_s).max(axis=1))
+        if strategy == "CRA" and self.pools is not None:
+            return self.pools.cra(found, mean_s)
+        return np.full(len(sites), np.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,7 +207,8 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
         sites = {name: each for name, each in kept.items() if each}
     question = _Question(
         sites=sites,
-        relaxation=_relaxation(some, table, law, promise),
+        relaxation=_relaxation(Relaxation, some, table, law, promise),
+        pools=_relaxation(PoolRelaxation, some, table, law, promise),
         promise=promise,
         bound_s=bound.reference_s,
     )
@@ -234,11 +239,11 @@ def make_plan(  # noqa: PLR0913 - the whole question, each part by its name
         ),
         warnings=(
             *_warnings(space, best, table),
-            *_cliffs(
+            *cliff_warnings(
                 site,
                 space.schedule(best.point),
                 Held.of(workload, promise, bound),
-                with_sensitivity,
+                with_offer=with_sensitivity,
             ),
         ),
         limits=tuple(space.uses(best.point)),
@@ -261,11 +266,15 @@ def _shapes(
 
 
 def _relaxation(
-    some: Sequence[Shape], table: ProfileTable, law: CompletionLaw, promise: Promise
-) -> Relaxation | None:
+    kind: Callable[[ProfileTable, CompletionLaw, PromptMoments, int], R],
+    some: Sequence[Shape],
+    table: ProfileTable,
+    law: CompletionLaw,
+    promise: Promise,
+) -> R | None:
     if len(some) == 1:
         return None
-    return Relaxation(table, law, prompt_moments(law.workload), promise.length)
+    return kind(table, law, prompt_moments(law.workload), promise.length)
 
 
 def _nearest(question: _Question) -> list[StrategySpace]:

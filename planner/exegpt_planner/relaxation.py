@@ -212,6 +212,33 @@ class Relaxation:
         units = np.array([shape.units for shape in shapes])[:, None]
         return np.where(batch < number, 0.0, units / (decode_s + encode_s))
 
+    def static(self, shapes: Sequence[Shape], latency_s: float) -> Floats:
+        """The same of static batches without early termination, which keep the latency with the longest answer."""
+        below, law = self._below(shapes), self._law
+        inputs, longest = law.workload.input, law.longest
+        less = np.array([_kind(shape) for shape in shapes])[:, None]  # rounds that a turn may hide
+        room = np.array([float(shape.room.kv_tokens) for shape in shapes])
+        most = room / (inputs.max + law.workload.output.max)
+        t = np.arange(1, longest + 1)
+        round_s = below.query_s + below.context_s * inputs.mean  # of a query
+        fixed_s = below.turn_s + below.intercept_s * np.maximum(longest - less, 0)
+        each_s = below.turn_query_s + round_s * np.maximum(longest - less, 0)
+        each_s = each_s + below.context_s * t[: max(longest - 2, 0)].sum()
+        allowed = np.where(fixed_s > latency_s, 0.0, (latency_s - fixed_s) / each_s)
+        most = np.minimum(most, allowed.min(axis=1))
+        sizes = GROWTH ** np.arange(np.log(max(most.max(), 2.0)) / np.log(GROWTH) + 1)
+        with np.errstate(divide="ignore"):
+            there = 1 - np.exp(sizes[:-1, None] * np.log1p(-law.alive[1:]))
+        rounds = np.maximum(there.sum(axis=1) - less, 0.0)[:, None, :]  # (shapes, 1, sizes)
+        ends = np.minimum(sizes[1:], np.maximum(most, 1e-9)[:, None])[:, None, :]
+        cost_s = (below.turn_s[:, :, None] + below.intercept_s[:, :, None] * rounds) / ends
+        cost_s += below.turn_query_s[:, :, None] + round_s[:, :, None] * rounds
+        cost_s += below.context_s[:, :, None] * (there[:, :-2] @ t[:-2] if longest > 2 else 0.0)
+        units = np.array([float(shape.units) for shape in shapes])[:, None]
+        found = np.where(sizes[:-1] <= most[:, None], units / cost_s.max(axis=1), 0.0)
+        number = np.array([shape.micro_batches for shape in shapes])
+        return np.where(most < number, 0.0, found.max(axis=1))
+
     def _allowed(self, below: _Below, kinds: Ints, latency_s: float) -> Floats:
         """The largest B_E that latency allows: (shapes, N_D blocks)."""
         phases = self.cycles.phases
@@ -316,10 +343,10 @@ class Relaxation:
         prompts = self._prompts
         decode = [
             (a + b + costs.decode_fixed_s, by_query, by_context)
-            for a, by_query in _few(costs.per_query)
-            for b, by_context in _few(costs.per_context)[:: MOST_LINES - 1]
+            for a, by_query in few_lines(costs.per_query)
+            for b, by_context in few_lines(costs.per_context)[:: MOST_LINES - 1]
         ]
-        by_curve = [_few(each) for each in (costs.per_token, costs.per_pair, costs.per_chunk)]
+        by_curve = [few_lines(each) for each in (costs.per_token, costs.per_pair, costs.per_chunk)]
         units = (prompts.tokens, prompts.pairs, 1.0)
         encode = [
             (
@@ -350,7 +377,7 @@ def _alike(lines: Sequence[Sequence[Line]]) -> Iterator[tuple[Line, ...]]:
         yield tuple(each[min(at, len(each) - 1)] for each in lines)
 
 
-def _few(curve: Hinges) -> list[tuple[float, float]]:
+def few_lines(curve: Hinges) -> list[tuple[float, float]]:
     """A few (intercept, slope) of lines that lie below the curve everywhere; at least the axis."""
     intercepts, slopes = curve.lines_everywhere()
     some = np.unique(np.linspace(0, len(slopes) - 1, MOST_LINES).round().astype(int))

@@ -54,11 +54,21 @@ class CraSchedule(StrictModel):
 
     strategy: Literal["CRA"] = "CRA"
     pool: int = Field(ge=1)  # B_D, queries, those being encoded included
-    chunk_tokens: int = Field(ge=1)  # C, encode tokens a step at most
+    chunk_tokens: int = Field(ge=1)  # C, encode tokens a step of a micro-batch at most
     units: int = Field(default=1, ge=1)  # R, equal parts that each run this
+    micro_batches: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)  # M, of a unit
     layout: Layout | None = Field(  # of a unit; None: a device holds the whole model
         default=None, exclude_if=lambda value: value is None
     )
+
+    @model_validator(mode="after")
+    def _shares_alike(self) -> Self:
+        if self.pool % self.micro_batches:
+            raise ValueError(
+                f"a pool of {self.pool} queries is not shared alike by {self.micro_batches} micro-batches: "
+                "make it a multiple of them"
+            )
+        return self
 
 
 class WaaSchedule(StrictModel):

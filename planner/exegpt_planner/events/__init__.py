@@ -39,7 +39,8 @@ def run(schedule: AnySchedule, table: ProfileTable, backlog: Backlog, until: Unt
             number = schedule.micro_batches
             return run_rra(schedule, stages, backlog, until, micro_batches=number)
         case CraSchedule():
-            return run_cra(schedule, stages, backlog, until)
+            number = schedule.micro_batches
+            return run_cra(schedule, stages, backlog, until, micro_batches=number)
         case StaticSchedule():
             return run_static(schedule, stages, backlog, until)
         case OrcaSchedule():

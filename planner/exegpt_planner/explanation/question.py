@@ -12,7 +12,7 @@ from exegpt_planner.memory import MemoryBudget
 from exegpt_planner.model_spec import ModelSpec
 from exegpt_planner.plan import Plan, make_plan
 from exegpt_planner.profile_table import ProfileTable
-from exegpt_planner.schedule import RraSchedule, Schedule, WaaSchedule
+from exegpt_planner.schedule import CraSchedule, RraSchedule, Schedule, WaaSchedule
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.strategies import STRATEGIES, Site, sites_of, unplannable
 from exegpt_planner.waa_sites import WaaSite, site_of
@@ -86,9 +86,13 @@ Step = Callable[[str], None]
 Grow = Callable[[int], Question]
 
 
-def _is_of(site: Site, schedule: Schedule) -> bool:
+def _is_of(site: Site, schedule: RraSchedule | CraSchedule) -> bool:
     shape = site.shape
     layout = shape.layout if shape.layout.devices > 1 else None
-    number = schedule.micro_batches if isinstance(schedule, RraSchedule) else 1
     ours = site.strategy, shape.units, layout, shape.micro_batches
-    return ours == (schedule.strategy, schedule.units, schedule.layout, number)
+    return ours == (
+        schedule.strategy,
+        schedule.units,
+        schedule.layout,
+        schedule.micro_batches,
+    )

@@ -50,7 +50,7 @@ def uses(site: Site | WaaSite, schedule: Schedule, prediction: Prediction) -> tu
             return _rra(site, rra, schedule, prediction)
         case CraSchedule(), CraModel() as cra:
             assert isinstance(site, Site), site
-            return (_cra(site, cra, schedule, prediction),)
+            return _cra(site, cra, schedule, prediction)
         case WaaSchedule(), WaaModel() as waa:
             assert isinstance(site, WaaSite), site
             return _waa(site, waa, schedule, prediction)
@@ -60,22 +60,26 @@ def uses(site: Site | WaaSite, schedule: Schedule, prediction: Prediction) -> tu
 def _rra(
     site: Site, model: RraModel, schedule: RraSchedule, prediction: Prediction
 ) -> tuple[Use, ...]:
-    stages = bills(site.shape.layout, site.table, site.shape.units).stages
-    alike = [
-        [index for index, _ in group]
-        for _, group in groupby(enumerate(stages), key=lambda each: each[1])
-    ]
     found = []
-    for group in alike:
-        bill = stages[group[0]]
+    for first, last, bill in _alike(site):
 
         def busy_s(table: ProfileTable, bill: Bill = bill) -> Seconds:
             return _stage_s(model, step_costs(table, bill), schedule)
 
-        who = _stages(site, group[0] + 1, group[-1] + 1)
+        who = _stages(site, first, last)
         cycle = Cycle(who=who, seconds=prediction.cycle_s, table=site.table)
         found.append(cycle.use(busy_s, {"dispatch": model.costs.dispatch_s}))
     return tuple(found)
+
+
+def _alike(site: Site) -> list[tuple[int, int, Bill]]:
+    """(first stage, last, what a step passes through) of stages one behind the other that are alike."""
+    stages = bills(site.shape.layout, site.table, site.shape.units).stages
+    groups = [
+        [index for index, _ in group]
+        for _, group in groupby(enumerate(stages), key=lambda each: each[1])
+    ]
+    return [(group[0] + 1, group[-1] + 1, stages[group[0]]) for group in groups]
 
 
 def _stage_s(model: RraModel, costs: StepCosts, schedule: RraSchedule) -> Seconds:
@@ -91,20 +95,25 @@ def _stage_s(model: RraModel, costs: StepCosts, schedule: RraSchedule) -> Second
     }
 
 
-def _cra(site: Site, model: CraModel, schedule: CraSchedule, prediction: Prediction) -> Use:
-    run = model.run(schedule.pool, schedule.chunk_tokens)
-    at = run.at(schedule.pool)
-    (bill,) = bills(site.shape.layout, site.table, site.shape.units).stages
+def _cra(
+    site: Site, model: CraModel, schedule: CraSchedule, prediction: Prediction
+) -> tuple[Use, ...]:
+    size, number = model.size(schedule.pool), schedule.micro_batches
+    run = model.run(size, schedule.chunk_tokens)
+    at = run.at(size)
+    found = []
+    for first, last, bill in _alike(site):
 
-    def busy_s(table: ProfileTable) -> Seconds:
-        costs = step_costs(table, bill)
-        times = StepTimes(costs, model.prompts, model.law.decode_mean, model.query_context)
-        encode_s = float(times.encode_s(run.steps)[at])
-        step_s = float(times.mean_s(run.steps, own=0, counted=times.others)[at])
-        return {"encode": encode_s, "decode": step_s - encode_s}
+        def busy_s(table: ProfileTable, bill: Bill = bill) -> Seconds:
+            costs = step_costs(table, bill)
+            times = StepTimes(costs, model.prompts, model.decoding, model.rounds.whole.most)
+            encode_s = number * float(times.encode_s(run.steps)[at])
+            step_s = number * float(times.mean_s(run.steps, own=0)[at])
+            return {"encode": encode_s, "decode": step_s - encode_s}
 
-    cycle = Cycle(who=_stages(site, 1, 1), seconds=prediction.cycle_s, table=site.table)
-    return cycle.use(busy_s, {"dispatch": model.costs.dispatch_s})
+        cycle = Cycle(who=_stages(site, first, last), seconds=prediction.cycle_s, table=site.table)
+        found.append(cycle.use(busy_s, {"dispatch": model.costs.dispatch_s}))
+    return tuple(found)
 
 
 def _waa(

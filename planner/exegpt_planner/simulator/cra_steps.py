@@ -8,11 +8,14 @@ deviations. The token curve is met at the mean number of decoding queries where 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, xlog1py, xlogy
 
+from exegpt_planner.completion import CompletionLaw
 from exegpt_planner.expectation import Hinges
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.simulator.costs import StepCosts
@@ -27,7 +30,7 @@ FAR = 1e3  # of a curve's limit: beyond what steps reach
 AGES = 16  # at which a query's own context is met, in place of every one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: what is cached needs a dict
 class Steps:
     """What is in a step of each pool; arrays over pools, laws (pools, tokens)."""
 
@@ -37,11 +40,17 @@ class Steps:
     tokens_law: Floats
     chunks_extra: Floats  # chunks beyond tokens / E[I], where there are tokens
     finished: Floats  # prompts that end in the step, mean
+    is_single: bool  # one whole prompt at most: ORCA's
 
     @property
     def decoding(self) -> Floats:
         """Queries that decode, mean."""
         return self.slots * self.chance
+
+    @cached_property
+    def counts(self) -> tuple[Ints, Floats]:
+        """(numbers of them around the mean, their probabilities), (pools, counts)."""
+        return _binomial(self.slots, self.chance)
 
     def encoding(self, weights: Floats) -> Steps:
         """The same with another law of tokens, in proportion to `weights`."""
@@ -56,29 +65,51 @@ class Counted:
     token_s: Floats  # the queries' own tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A query's decode."""
+
+    iterations: float  # E[D]
+    context: float  # KV tokens that it attends to in one of them, mean
+    context_square: float
+
+    @classmethod
+    def of(cls, law: CompletionLaw) -> Self:
+        """Of a workload."""
+        decode = law.decode_mean
+        return cls(
+            iterations=decode,
+            context=law.context_mean / decode if decode else 0.0,
+            context_square=law.context_square / decode if decode else 0.0,
+        )
+
+
 class StepTimes:
-    """Step times of one workload on one machine."""
+    """Step times of one workload on one machine, or on a stage."""
 
     def __init__(
-        self, costs: StepCosts, prompts: PromptMoments, decode_mean: float, query_context: float
+        self, costs: StepCosts, prompts: PromptMoments, decoding: Decoding, most: int | None
     ) -> None:
+        """`most` is the largest pool of interest."""
         self.costs, self.prompts = costs, prompts
-        self._decode_mean, self._query_context = decode_mean, query_context
+        self._decode_mean, self._query_context = decoding.iterations, decoding.context
+        self._context_square = decoding.context_square
+        limit = int(costs.queries_only.limit)
+        self.most = limit if most is None else min(limit, most)  # the largest pool covered
+        self._beside: dict[tuple[float, int], Counted] = {}
         self._per_token, self._chunks_only, self._per_sampled = (
             _Corners(each) for each in (costs.per_token, costs.chunks_only, costs.per_sampled)
         )
-        self._log_factorials = gammaln(np.arange(1.0, self.most + 2))
         self.others = self._counted(own=0, own_context=np.zeros(1))
-
-    @property
-    def most(self) -> int:
-        """The largest pool that the profile may cover."""
-        return int(self.costs.queries_only.limit)
 
     def beside(self, own_input: float, length: int) -> Counted:
         """What counts of other queries cost beside one's own, of this input and output."""
-        ages = (np.arange(AGES) + 0.5) / AGES * (length - 1) + 0.5
-        return self._counted(own=1, own_context=own_input + ages)
+        found = self._beside.get((own_input, length))
+        if found is None:
+            ages = (np.arange(AGES) + 0.5) / AGES * (length - 1) + 0.5
+            found = self._counted(own=1, own_context=own_input + ages)
+            self._beside[own_input, length] = found
+        return found
 
     def _counted(self, *, own: int, own_context: Floats) -> Counted:
         costs, counts = self.costs, np.arange(self.most + 1)
@@ -102,17 +133,20 @@ class StepTimes:
             tokens_law=law,
             chunks_extra=np.divide(extra, busy, out=np.zeros_like(extra), where=busy > 0),
             finished=finished,
+            is_single=queues.is_single,
         )
 
     def chunks(self, steps: Steps) -> Floats:
         """Chunks of a step by its tokens, (pools, tokens)."""
+        if steps.is_single:
+            return np.broadcast_to(np.minimum(steps.tokens, 1.0), steps.tokens_law.shape)
         extra = np.where(steps.tokens > 0, steps.chunks_extra[:, None], 0.0)
         return np.asarray(extra + steps.tokens / self.prompts.tokens)
 
     def mean_s(self, steps: Steps, *, own: int, counted: Counted) -> Floats:
         """Mean times of steps, dispatch not included."""
         costs = self.costs
-        counts, chances = self._binomial(steps.slots, steps.chance)
+        counts, chances = steps.counts
         quiet, busy = steps.tokens_law[:, 0], steps.tokens_law[:, 1:]
         mean = steps.decoding + own
         sampled_s = self._per_sampled(counts + (own + steps.finished)[:, None])
@@ -148,7 +182,23 @@ class StepTimes:
         pair = self.costs.per_pair(pairs + 1) - self.costs.per_pair(pairs)
         return _dot(token, steps.tokens_law), steps.tokens_law @ pair
 
-    def slot_work(self, steps: Steps, span: Floats, context_square: float) -> SlotWork:
+    def encode_moments(self, steps: Steps, number: float) -> tuple[Floats, Floats]:
+        """(mean, standard deviation) by encode tokens of the longest of so many steps; times rise with tokens."""
+        time_s = self._per_token(steps.decoding[:, None] + steps.tokens)
+        time_s += self._chunks_only(self.chunks(steps)) + self.costs.per_pair(self._pairs(steps))
+        below = np.minimum(np.maximum(np.cumsum(steps.tokens_law, axis=1), 0.0), 1.0) ** number
+        chances = np.diff(below, axis=1, prepend=0.0)
+        mean_s = _dot(time_s, chances)
+        return mean_s, np.sqrt(_dot((time_s - mean_s[:, None]) ** 2, chances))
+
+    def decode_var(self, steps: Steps) -> Floats:
+        """Variance of a step's time by the queries that decode, s**2."""
+        work = self.slot_work(steps, np.ones_like(steps.slots))
+        query, context, mean = work.per_query, work.per_context, self._query_context
+        square = query**2 + 2 * query * context * mean + context**2 * self._context_square
+        return np.asarray(steps.decoding * (square - steps.chance * (query + context * mean) ** 2))
+
+    def slot_work(self, steps: Steps, span: Floats) -> SlotWork:
         """What one slot adds to steps, linearised at the mean."""
         costs, prompts = self.costs, self.prompts
         decoding = steps.decoding
@@ -158,7 +208,7 @@ class StepTimes:
         chunks = steps.finished * span
         chunk = costs.chunks_only.slope_mean(chunks, np.sqrt(chunks))
         query = costs.queries_only.slope_mean(decoding, spread)
-        context_sd = np.sqrt(decoding * context_square)
+        context_sd = np.sqrt(decoding * self._context_square)
         pairs_at_no_tokens = prompts.pairs - prompts.pairs_per_token * prompts.tokens
         return SlotWork(
             per_encode=sampled + chunk * span + pair * pairs_at_no_tokens,
@@ -169,21 +219,6 @@ class StepTimes:
 
     def _pairs(self, steps: Steps) -> Floats:
         return np.asarray(steps.tokens * (self.prompts.pairs / self.prompts.tokens))
-
-    def _binomial(self, slots: Floats, chance: Floats) -> tuple[Ints, Floats]:
-        """(counts around the mean, their probabilities), (pools, counts)."""
-        reach = REACH_SDS * np.sqrt(slots * chance * (1 - chance)) + 4
-        low = np.maximum(slots * chance - reach, 0).astype(np.int64)
-        n = slots.astype(np.int64)[:, None]
-        width = int(min(2 * reach.max() + 2, n.max() + 1))
-        low = np.minimum(low[:, None], np.maximum(n - width + 1, 0))
-        counts = np.minimum(low + np.arange(width), n)
-        log_ways = self._log_factorials[n] - self._log_factorials[counts]
-        log_ways -= self._log_factorials[n - counts]
-        p = chance[:, None]
-        chances = np.exp(log_ways + xlogy(counts, p) + xlog1py(n - counts, -p))
-        chances[low + np.arange(width) > n] = 0.0
-        return counts, chances
 
 
 class _Corners:
@@ -196,6 +231,23 @@ class _Corners:
 
     def __call__(self, x: Floats) -> Floats:
         return np.interp(x, self._x, self._y)
+
+
+def _binomial(slots: Floats, chance: Floats) -> tuple[Ints, Floats]:
+    """(counts around the mean, their probabilities), (pools, counts)."""
+    reach = REACH_SDS * np.sqrt(slots * chance * (1 - chance)) + 4
+    low = np.maximum(slots * chance - reach, 0).astype(np.int64)
+    n = slots.astype(np.int64)[:, None]
+    width = int(min(2 * reach.max() + 2, n.max() + 1))
+    low = np.minimum(low[:, None], np.maximum(n - width + 1, 0))
+    counts = np.minimum(low + np.arange(width), n)
+    log_factorials = gammaln(np.arange(1.0, n.max() + 2))
+    log_ways = log_factorials[n] - log_factorials[counts]
+    log_ways -= log_factorials[n - counts]
+    p = chance[:, None]
+    chances = np.exp(log_ways + xlogy(counts, p) + xlog1py(n - counts, -p))
+    chances[low + np.arange(width) > n] = 0.0
+    return counts, chances
 
 
 def _dot(values: Floats, law: Floats) -> Floats:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class EncodeQueues:
     """The stationary encode queues of a run of pools with one C; arrays over the pools, first to last."""
 
     chunk: int | None  # None: so large that nobody ever waits
+    is_single: bool = False  # a step encodes one whole prompt at most: ORCA's
     pools: Floats
     completions: Floats  # rho: chance that a slot frees in an iteration
     stay: Floats  # E[e]: iterations from a slot's refill to the end of its encode
@@ -118,6 +119,10 @@ class QueueFamily:
     def need(self, pool: int) -> float:
         """The least C of a pool, `LEAST_SLACK` over the steady need B_D E[I] / E[L]."""
         return LEAST_SLACK * pool * self._tokens / (self._decode_mean + 1)
+
+    def most(self, chunk: int) -> int:
+        """The largest pool whose steady need is C at most."""
+        return int(chunk / (self._tokens / (self._decode_mean + 1)))
 
     def rate_at_least(self, pool: int, chunk: int) -> float:
         """A lower bound on the prompts an iteration of a pool that fits."""
@@ -271,6 +276,12 @@ class QueueFamily:
             points = np.append(points[points < chunk], chunk)
         at = np.interp(np.arange(len(law)) * float(unit), points, np.arange(len(points)))
         return spread(at, law, int(at[-1]) + 2 if chunk is None else len(points))
+
+
+@lru_cache(maxsize=8)
+def queues_of(workload: Workload) -> QueueFamily:
+    """The workload's, made once: laws are shared by all shapes."""
+    return QueueFamily(workload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ def model_for(schedule: Schedule, table: ProfileTable, law: CompletionLaw) -> Mo
         case RraSchedule():
             return RraModel(pipeline_of(schedule, table), law, prompts)
         case CraSchedule():
-            pipeline = pipeline_of(schedule, table)
-            return CraModel(pipeline.whole, law, prompts, pipeline.layout)
+            return CraModel(pipeline_of(schedule, table), law, prompts)
         case WaaSchedule():
             instances = instances_of(schedule, table)
             return WaaModel(instances, law, prompts, (schedule.encoders, schedule.decoders))

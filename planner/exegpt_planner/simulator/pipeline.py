@@ -118,7 +118,7 @@ def pipeline_of(schedule: RraSchedule | CraSchedule, table: ProfileTable) -> Pip
     shape = Shape(
         units=schedule.units,
         layout=schedule.layout,
-        micro_batches=schedule.micro_batches if isinstance(schedule, RraSchedule) else 1,
+        micro_batches=schedule.micro_batches,
         room=Room(kv_tokens=0, activation_tokens=0.0, stage=0),
     )
     return Pipeline.of(shape, table)

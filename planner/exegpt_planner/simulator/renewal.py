@@ -14,6 +14,7 @@ coefficient, of z**(H - 1) in before(z) after(z) / (1 - life(z)) / (1 - z)**2, r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +134,12 @@ class SlotProcess:
         if found is None:
             found = self._circles[size] = _Circle(size, self._chance, self._before, self._after)
         return found
+
+
+@lru_cache(maxsize=8)
+def slots_of(law: CompletionLaw) -> SlotProcess:
+    """The law's, made once."""
+    return SlotProcess(law)
 
 
 class _Circle:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.completion import PhaseLaw
+from exegpt_planner.simulator.costs import COVERED_SDS
+from exegpt_planner.simulator.latency import Latency
 from exegpt_planner.simulator.rra import RraModel
 
 Floats = NDArray[np.float64]
@@ -37,6 +39,26 @@ class StaticModel:
             return self._model.latency_mean_s(batch, self._model.law.longest, length)
         return self._cycle_s(batch, np.ones(self._model.law.longest))
 
+    def latency(self, batch: int, length: int) -> Latency:
+        """The same with its deviation: that of the batch's prompts, where nobody leaves early."""
+        model = self._model
+        if self._is_early:
+            return model.latency(batch, model.law.longest, length)
+        pipeline, prompts, everyone = model.pipeline, model.prompts, self._everyone()
+        part = batch / pipeline.micro_batches
+        context, context_sd = part * everyone.context, np.sqrt(part * everyone.context_var)
+        # whoever is in a batch holds up the slowest stage for all micro-batches, a pass for its own
+        size, stages = (batch, pipeline.stages) if pipeline.is_filled else (part, (pipeline.whole,))
+        squares = []
+        for costs in stages:
+            slopes = model.encodes.slopes(costs, np.array([part]))
+            decodes = float(costs.per_context.slope_mean(context, context_sd).sum())
+            slope = float(slopes.token_s[0]) + decodes
+            squares.append(slope**2 * prompts.tokens_var + float(slopes.residual_var[0]))
+        return Latency(
+            mean_s=self.latency_s(batch, length), sd_s=float(np.sqrt(size * max(squares)))
+        )
+
     def kv_need(self, batch: int) -> float:
         """KV tokens to hold ready: FasterTransformer's are of the longest answer, for every query."""
         if self._is_early:
@@ -44,17 +66,29 @@ class StaticModel:
         workload = self._model.law.workload
         return float(batch * (workload.input.max + workload.output.max))
 
-    def _cycle_s(self, batch: int, chances: Floats) -> float:
-        """One batch, all of it computed in those iterations that happen, each with its chance."""
-        model = self._model
-        prompts, t = model.prompts, np.arange(1.0, model.law.longest + 1)
-        everyone = PhaseLaw(
+    def covers(self, batch: int) -> bool:
+        """Whether a micro-batch at its last iteration lies within the profile."""
+        if self._is_early:
+            return self._model.covers(batch, self._model.law.longest)
+        costs, everyone = self._model.costs, self._everyone()
+        part = batch / self._model.pipeline.micro_batches
+        context = part * everyone.context + COVERED_SDS * np.sqrt(part * everyone.context_var)
+        return part <= costs.per_query.limit and float(context.max()) <= costs.per_context.limit
+
+    def _everyone(self) -> PhaseLaw:
+        """All of a batch, in every iteration up to the longest answer's last."""
+        prompts, t = self._model.prompts, np.arange(1.0, self._model.law.longest + 1)
+        return PhaseLaw(
             queries=np.ones(len(t)),
             queries_var=np.zeros(len(t)),
             context=prompts.tokens + t,
             context_var=np.full(len(t), prompts.tokens_var),
             log_empty=np.full(len(t), -np.inf),
         )
-        decodes = model.decodes(batch, everyone)
+
+    def _cycle_s(self, batch: int, chances: Floats) -> float:
+        """One batch, all of it computed in those iterations that happen, each with its chance."""
+        model = self._model
+        decodes = model.decodes(batch, self._everyone())
         rounds_s = model.pipeline.round_s(decodes)
         return model.turn_s(batch, decodes, rounds_s) + float(rounds_s @ chances)
