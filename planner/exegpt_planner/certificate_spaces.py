@@ -86,14 +86,13 @@ class Question:
         """Where each strategy that was asked for must be looked at."""
         found: list[Site] = []
         decoder_only = self.table.encoder is None
-        hands_over = self.table.hand_over is not None and self.law.decode_mean > 0
         for number, shape in enumerate(self.shapes):
             one_stage = len(shape.layout.stages) == 1 and decoder_only
             if "RRA" in self.file.strategies:
                 found.append(("RRA", number, None))
             if "CRA" in self.file.strategies and one_stage:
                 found.append(("CRA", number, None))
-            return found
+        return found
 
     def most_queries(self, shape: Shape) -> int:
         """More than fit at once, or than the table covers."""

@@ -22,7 +22,7 @@ from exegpt_planner.search import Point, Space
 from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.cra import CraModel
 from exegpt_planner.simulator.limits import Use
-from exegpt_planner.simulator.pipeline import Pipeline
+from exegpt_planner.simulator.pipeline import Costs, Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.rra import RraModel
 from exegpt_planner.waa_sites import WaaSites
@@ -84,11 +84,13 @@ class Site:
     number: int  # of the shape, as `shapes` lists them
     table: ProfileTable
     law: CompletionLaw
+    costs: Costs | None = None  # of stages, shared by the sites of a strategy
 
     @cached_property
     def model(self) -> RraModel | CraModel:
         """Its simulator, which remembers what it has been asked."""
-        pipeline, prompts = Pipeline.of(self.shape, self.table), prompt_moments(self.law.workload)
+        pipeline = Pipeline.of(self.shape, self.table, self.costs)
+        prompts = prompt_moments(self.law.workload)
         match self.strategy:
             case "RRA":
                 fitting = int(self.shape.room.kv_tokens / prompts.tokens) + 1
@@ -109,13 +111,13 @@ def sites_of(
 ) -> list[Site] | WaaSites:
     """All sites of a strategy; WAA is planned here where a device holds the whole model.
 
-
     (`WaaSites.all` are those of WAA on any shapes.)
     """
     if strategy == "WAA":
         return WaaSites.alike(table, law, found)
+    costs = Costs(table)
     return [
-        Site(strategy=strategy, shape=shape, number=number, table=table, law=law)
+        Site(strategy=strategy, shape=shape, number=number, table=table, law=law, costs=costs)
         for number, shape in enumerate(found)
     ]
 

@@ -30,7 +30,7 @@ from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.schedule import CraSchedule, Prediction
 from exegpt_planner.simulator.arrivals import wait_for_place
 from exegpt_planner.simulator.costs import COVERED_SDS
-from exegpt_planner.simulator.cra_steps import Decoding, Steps
+from exegpt_planner.simulator.cra_steps import Decoding, Steps, steps_of
 from exegpt_planner.simulator.encode_queue import EncodeQueues, queues_of
 from exegpt_planner.simulator.latency import Latency
 from exegpt_planner.simulator.mixed_rounds import MixedRounds
@@ -96,7 +96,8 @@ class CraRun:
     def __init__(self, model: CraModel, queues: EncodeQueues) -> None:
         self.queues, self._model = queues, model
         rounds = self._rounds = model.rounds
-        self.steps = rounds.whole.steps(queues, slots=queues.pools, law=queues.tokens_law)
+        self._steps = steps_of(queues, model.prompts, model.decoding.iterations)
+        self.steps = self._steps.every
         self._times = rounds.times(self.steps, own=0)
         self._spread = rounds.spread(self.steps)
         self.round_s = rounds.rounds(self._times, self._times, self._spread).mean_s
@@ -140,12 +141,10 @@ class CraRun:
         return found
 
     def _latency(self, length: int) -> Latencies:
-        queues, rounds, whole = self.queues, self._rounds, self._rounds.whole
+        queues, rounds = self.queues, self._rounds
         costs = self._model.costs
         input_mean, input_var = self._model.own_input(length)
-        steps = replace(self.steps, slots=queues.pools - 1)
-        # a step is met in proportion to its chunks
-        steps = steps.encoding(steps.tokens_law * whole.chunks(steps))
+        steps = self._steps.encoding
         span, span_var = self._own_span(input_mean, input_var)
         encoding = rounds.times(steps, own=0)
         encode_round_s = rounds.rounds(encoding, self._times, self._spread).mean_s
@@ -155,8 +154,7 @@ class CraRun:
             span * encode_round_s + excess_s,
             costs.mixed_fixed_s + costs.dispatch_s,  # at least one step
         )
-        beside = whole.steps(queues, slots=queues.pools - 1, law=queues.beside_law)
-        decoding = rounds.times(beside, own=1, beside=(input_mean, length))
+        decoding = rounds.times(self._steps.beside, own=1, beside=(input_mean, length))
         decodes = rounds.rounds(decoding, self._times, self._spread)
         decode_s = decodes.mean_s
         after_s = costs.dispatch_s if length == 1 else decode_s - decoding.pass_s

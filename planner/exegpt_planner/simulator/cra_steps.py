@@ -8,7 +8,7 @@ deviations. The token curve is met at the mean number of decoding queries where 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Self
 
 import numpy as np
@@ -97,6 +97,7 @@ class StepTimes:
         limit = int(costs.queries_only.limit)
         self.most = limit if most is None else min(limit, most)  # the largest pool covered
         self._beside: dict[tuple[float, int], Counted] = {}
+        self._means: dict[tuple[Steps, tuple[float, int] | None], Floats] = {}
         self._per_token, self._chunks_only, self._per_sampled = (
             _Corners(each) for each in (costs.per_token, costs.chunks_only, costs.per_sampled)
         )
@@ -121,30 +122,19 @@ class StepTimes:
             token_s=costs.per_token(counts + own),
         )
 
-    def steps(self, queues: EncodeQueues, *, slots: Floats, law: Floats) -> Steps:
-        """Steps in which `slots` slots take part and encode tokens have this law."""
-        finished = slots * queues.completions
-        busy = 1 - law[:, 0]
-        extra = finished * (queues.span - 1)
-        return Steps(
-            slots=slots,
-            chance=queues.completions * self._decode_mean,
-            tokens=queues.tokens,
-            tokens_law=law,
-            chunks_extra=np.divide(extra, busy, out=np.zeros_like(extra), where=busy > 0),
-            finished=finished,
-            is_single=queues.is_single,
-        )
-
     def chunks(self, steps: Steps) -> Floats:
         """Chunks of a step by its tokens, (pools, tokens)."""
-        if steps.is_single:
-            return np.broadcast_to(np.minimum(steps.tokens, 1.0), steps.tokens_law.shape)
-        extra = np.where(steps.tokens > 0, steps.chunks_extra[:, None], 0.0)
-        return np.asarray(extra + steps.tokens / self.prompts.tokens)
+        return _chunks(steps, self.prompts)
 
-    def mean_s(self, steps: Steps, *, own: int, counted: Counted) -> Floats:
-        """Mean times of steps, dispatch not included."""
+    def mean_s(self, steps: Steps, *, own: int, beside: tuple[float, int] | None = None) -> Floats:
+        """Mean times of steps, dispatch not included; `beside` is one's own (input, output), where `own` is 1."""
+        found = self._means.get((steps, beside))
+        if found is None:
+            counted = self.others if beside is None else self.beside(*beside)
+            found = self._means[steps, beside] = self._mean_s(steps, own, counted)
+        return found
+
+    def _mean_s(self, steps: Steps, own: int, counted: Counted) -> Floats:
         costs = self.costs
         counts, chances = steps.counts
         quiet, busy = steps.tokens_law[:, 0], steps.tokens_law[:, 1:]
@@ -231,6 +221,60 @@ class _Corners:
 
     def __call__(self, x: Floats) -> Floats:
         return np.interp(x, self._x, self._y)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunSteps:
+    """The steps of a run of pools: any, those that a query is encoded in, and what is beside a decoding one."""
+
+    every: Steps
+    encoding: Steps
+    beside: Steps
+
+
+@lru_cache(maxsize=2048)
+def steps_of(queues: EncodeQueues, prompts: PromptMoments, decode_mean: float) -> RunSteps:
+    """A run's, made once for all machines."""
+    others = queues.pools - 1
+    every = _steps(queues, queues.pools, queues.tokens_law, decode_mean)
+    # a step is met in proportion to its chunks
+    met = replace(every, slots=others)
+    return RunSteps(
+        every=every,
+        encoding=met.encoding(met.tokens_law * _chunks(met, prompts)),
+        beside=_steps(queues, others, queues.beside_law, decode_mean),
+    )
+
+
+@lru_cache(maxsize=512)
+def step_times(
+    costs: StepCosts, prompts: PromptMoments, decoding: Decoding, most: int | None
+) -> StepTimes:
+    """A stage's, made once for all pipelines that it is in."""
+    return StepTimes(costs, prompts, decoding, most)
+
+
+def _steps(queues: EncodeQueues, slots: Floats, law: Floats, decode_mean: float) -> Steps:
+    """Steps in which `slots` slots take part and encode tokens have this law."""
+    finished = slots * queues.completions
+    busy = 1 - law[:, 0]
+    extra = finished * (queues.span - 1)
+    return Steps(
+        slots=slots,
+        chance=queues.completions * decode_mean,
+        tokens=queues.tokens,
+        tokens_law=law,
+        chunks_extra=np.divide(extra, busy, out=np.zeros_like(extra), where=busy > 0),
+        finished=finished,
+        is_single=queues.is_single,
+    )
+
+
+def _chunks(steps: Steps, prompts: PromptMoments) -> Floats:
+    if steps.is_single:
+        return np.broadcast_to(np.minimum(steps.tokens, 1.0), steps.tokens_law.shape)
+    extra = np.where(steps.tokens > 0, steps.chunks_extra[:, None], 0.0)
+    return np.asarray(extra + steps.tokens / prompts.tokens)
 
 
 def _binomial(slots: Floats, chance: Floats) -> tuple[Ints, Floats]:

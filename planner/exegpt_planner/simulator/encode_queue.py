@@ -63,6 +63,8 @@ class EncodeQueues:
     def up_to(self, pool: int) -> EncodeQueues:
         """Those of the pools up to this one."""
         n = int(np.searchsorted(self.pools, pool, side="right"))
+        if n == len(self.pools):
+            return self
         each = ("pools", "completions", "stay", "span", "span_var")
         laws = ("begins_law", "tokens_law", "beside_law")
         return replace(self, **{name: getattr(self, name)[:n] for name in (*each, *laws)})

@@ -11,13 +11,13 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import WaaSchedule
 from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.costs import hand_over_of
-from exegpt_planner.simulator.pipeline import Pipeline
+from exegpt_planner.simulator.pipeline import Costs, Pipeline
 from exegpt_planner.simulator.waa import Instances
 
 
 def side_on(table: ProfileTable, side: Shape, start: int) -> Pipeline:
     """An instance of one side, which begins at device `start`."""
-    return Pipeline.through(bills(side.layout, table, side.units, start), side, table)
+    return Pipeline.through(bills(side.layout, table, side.units, start), side, Costs(table))
 
 
 def joined(table: ProfileTable, encoder: Pipeline, decoder: Pipeline, sides: Sides) -> Instances:

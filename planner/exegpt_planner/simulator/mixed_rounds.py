@@ -24,7 +24,7 @@ from scipy.special import ndtr
 from exegpt_planner.expectation import hinge
 from exegpt_planner.prompts import PromptMoments
 from exegpt_planner.simulator.costs import StepCosts
-from exegpt_planner.simulator.cra_steps import Counted, Decoding, Steps, StepTimes
+from exegpt_planner.simulator.cra_steps import Decoding, Steps, StepTimes, step_times
 from exegpt_planner.simulator.pipeline import Pipeline, Times
 
 Floats = NDArray[np.float64]
@@ -59,8 +59,9 @@ class MixedRounds:
     ) -> None:
         """`most` is the largest pool of interest, of a micro-batch."""
         self.pipeline = pipeline
+        reach = None if most is None else 1 << max(most - 1, 1).bit_length()  # shared by others
         self._by_costs = {
-            costs: StepTimes(costs, prompts, decoding, most)
+            costs: step_times(costs, prompts, decoding, reach)
             for costs in (pipeline.whole, *pipeline.stages)
         }
         self.whole = self._by_costs[pipeline.whole]
@@ -72,9 +73,7 @@ class MixedRounds:
         """Mean times of a micro-batch's steps; `beside` is one's own (input, output), where `own` is 1."""
 
         def time_s(costs: StepCosts) -> Floats:
-            times = self._by_costs[costs]
-            counted: Counted = times.others if beside is None else times.beside(*beside)
-            return times.mean_s(steps, own=own, counted=counted)
+            return self._by_costs[costs].mean_s(steps, own=own, beside=beside)
 
         return self.pipeline.times(time_s)
 
@@ -131,7 +130,7 @@ class MixedRounds:
         stages = [self._by_costs[costs] for costs in pipeline.stages]
         found = max(
             stages,
-            key=lambda each: float(each.mean_s(steps, own=0, counted=each.others).sum()),
+            key=lambda each: float(each.mean_s(steps, own=0).sum()),
         )
         return found, number
 

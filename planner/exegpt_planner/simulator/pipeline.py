@@ -21,13 +21,29 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from exegpt_planner.layout import Bills, Layout, bills, slowest_kinds
+from exegpt_planner.layout import Bill, Bills, Item, Layout, bills, slowest_kinds
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule
 from exegpt_planner.shapes import Room, Shape
 from exegpt_planner.simulator.costs import StepCosts, costs_of, step_costs
 
 Floats = NDArray[np.float64]
+
+
+class Costs:
+    """Of what a step passes through, by a table; those of equal bills are one object."""
+
+    def __init__(self, table: ProfileTable) -> None:
+        self._table = table
+        self._found: dict[frozenset[tuple[Item, int]], StepCosts] = {}
+
+    def of(self, bill: Bill) -> StepCosts:
+        """Those of one."""
+        key = frozenset((item, number) for item, number in bill.items() if number)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = step_costs(self._table, bill)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # no slots: what is cached needs a dict
@@ -52,17 +68,17 @@ class Pipeline:
         return cls(stages=(costs,), whole=costs)
 
     @classmethod
-    def of(cls, shape: Shape, table: ProfileTable) -> Self:
-        """The pipeline of a shape."""
-        return cls.through(bills(shape.layout, table, shape.units), shape, table)
+    def of(cls, shape: Shape, table: ProfileTable, costs: Costs | None = None) -> Self:
+        """The pipeline of a shape; `costs` are shared by those that have stages alike."""
+        return cls.through(bills(shape.layout, table, shape.units), shape, costs or Costs(table))
 
     @classmethod
-    def through(cls, found: Bills, shape: Shape, table: ProfileTable) -> Self:
+    def through(cls, found: Bills, shape: Shape, costs: Costs) -> Self:
         """The pipeline of a shape whose stages are passed through as these bills say."""
-        whole = step_costs(table, found.whole)
+        whole = costs.of(found.whole)
         stages: tuple[StepCosts, ...] = (whole,)
         if len(found.stages) > 1:
-            stages = tuple(step_costs(table, bill) for bill in slowest_kinds(found))
+            stages = tuple(costs.of(bill) for bill in slowest_kinds(found))
         return cls(
             stages=stages,
             whole=whole,
