@@ -30,12 +30,14 @@ from exegpt_planner.simulator.instances import joined, side_on
 from exegpt_planner.simulator.pipeline import Pipeline
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.simulator.waa import Most, WaaModel
-from exegpt_planner.waa_lines import DecodeLines, SideLines
+from exegpt_planner.waa_lines import DecodeLines, EncodeLines, SideLines
 from exegpt_planner.waa_space import Rooms, WaaSpace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+_Lines = tuple[list[EncodeLines], list[DecodeLines]]  # of a group's sides
 
 GROWTH = 1.3  # of B_E from block to block
 
@@ -133,6 +135,7 @@ class WaaSites(Sequence[WaaSite]):
         self.prompts: PromptMoments = prompt_moments(law.workload)
         self._pipelines: dict[tuple[Shape, int], Pipeline] = {}
         self._made: dict[int, WaaSite] = {}
+        self._lines_made: dict[int, list[_Lines]] = {}
         self._groups: list[_Group] = []
         self._size = 0
         halves = {side: self._halves(found) for side, found in sides.items()}
@@ -206,21 +209,20 @@ class WaaSites(Sequence[WaaSite]):
 
     def uppers(self, promise: Promise) -> Floats:
         """Queries/s that no schedule of each pair within the bound exceeds."""
-        lines = SideLines(self.table, self.law, self.prompts, promise.length)
         found = [
-            self._pair_bounds(group, lines, promise, promise.answer_s / (1 + promise.error))
-            for group in self._groups
+            _pair_bounds(group, lines, promise, promise.answer_s / (1 + promise.error))
+            for group, lines in zip(self._groups, self._lines(promise.length), strict=True)
         ]
         return np.concatenate([np.empty(0), *found])
 
     def nearest(self, promise: Promise, number: int) -> list[WaaSite]:
         """Pairs that may promise the least latency, as far as encodes of one query and rounds of one say."""
-        lines = SideLines(self.table, self.law, self.prompts, promise.length)
         rounds = max(promise.length - 1, 0)
         found = []
-        for group in self._groups:
-            encode_s = np.array([lines.encode(each).first_s(1.0) for each in group.encoders.sides])
-            round_s = np.array([lines.decode(each).round_s(1.0) for each in group.decoders.sides])
+        lines = self._lines(promise.length)
+        for group, (encoders, decoders) in zip(self._groups, lines, strict=True):
+            encode_s = np.array([each.first_s(1.0) for each in encoders])
+            round_s = np.array([each.round_s(1.0) for each in decoders])
             e, d = group.pairs
             found.append(encode_s[e] + rounds * round_s[d])
         least_s = np.concatenate([np.empty(0), *found])
@@ -292,22 +294,33 @@ class WaaSites(Sequence[WaaSite]):
         self._groups.append(group)
         self._size += len(e)
 
-    def _pair_bounds(
-        self, group: _Group, lines: SideLines, promise: Promise, mean_s: float
-    ) -> Floats:
-        """`mean_s` bounds the mean latency."""
-        encoders = [lines.encode(each) for each in group.encoders.sides]
-        decoders = [lines.decode(each) for each in group.decoders.sides]
-        starts, ends = _blocks(max(each.most_batch for each in encoders))
-        fed = np.array([each.fed_per_s(ends) for each in encoders])  # (encoders, blocks)
-        left_s = mean_s - np.array([each.first_s(starts) for each in encoders])
-        fed = np.where(
-            starts <= np.array([each.most_batch for each in encoders])[:, None], fed, 0.0
-        )
-        able = _able(decoders, left_s, promise.length - 1)
-        best = np.minimum(fed[:, None, :], able).max(axis=2)
-        e, d = group.pairs
-        return np.asarray(best[e, d])
+    def _lines(self, length: int) -> list[_Lines]:
+        """Of every group's sides; computed once for answers of a length."""
+        found = self._lines_made.get(length)
+        if found is None:
+            lines = SideLines(self.table, self.law, self.prompts, length)
+            found = self._lines_made[length] = [
+                (
+                    [lines.encode(each) for each in group.encoders.sides],
+                    [lines.decode(each) for each in group.decoders.sides],
+                )
+                for group in self._groups
+            ]
+        return found
+
+
+def _pair_bounds(group: _Group, lines: _Lines, promise: Promise, mean_s: float) -> Floats:
+    """`mean_s` bounds the mean latency."""
+    encoders, decoders = lines
+    most = np.array([each.most_batch for each in encoders])[:, None]
+    starts, ends = _blocks(float(most.max()))
+    fed = np.array([each.fed_per_s(ends) for each in encoders])  # (encoders, blocks)
+    fed = np.where(starts <= most, fed, 0.0)
+    left_s = mean_s - np.array([each.first_s(starts) for each in encoders])
+    able = _able(decoders, left_s, promise.length - 1)
+    best = np.minimum(fed[:, None, :], able).max(axis=2)
+    e, d = group.pairs
+    return np.asarray(best[e, d])
 
 
 def _weight_bytes(model: ModelSpec, dtype: str, side: Side) -> int:

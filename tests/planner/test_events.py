@@ -115,10 +115,7 @@ def test_the_closed_forms_are_what_is_simulated(schedule: Schedule, queries: int
     latencies_s = seen.latencies_s(workload.s99)
     assert seen.queries_per_s == pytest.approx(expected.queries_per_s, rel=0.02)
     assert seen.pool_mean == pytest.approx(expected.pool_mean, rel=0.02)
-    if not isinstance(
-        schedule, WaaSchedule
-    ):  # whose pool strays more than predicted (docs/theory.md)
-        assert seen.pool_sd == pytest.approx(expected.pool_sd, rel=0.1)
+    assert seen.pool_sd == pytest.approx(expected.pool_sd, rel=0.1)
     assert latencies_s.mean() == pytest.approx(expected.latency_mean_s, rel=0.02)
     assert np.quantile(latencies_s, 0.99) == pytest.approx(expected.latency_p99_s, rel=0.04)
 

@@ -115,6 +115,14 @@ def test_short_monte_carlo_agrees(schedule: WaaSchedule) -> None:
     assert_agrees(schedule, table(queries=TILED), probed(S), 1500)
 
 
+@pytest.mark.parametrize("schedule", [waa(1, 1, 1, 8), waa(1, 1, 4, 60), waa(2, 1, 8, 100)])
+def test_a_pool_strays_by_what_is_in_transit_where_places_bind(schedule: WaaSchedule) -> None:
+    seen = observe(schedule, table(), S, 6000, joint=False)
+    expected = simulate(schedule, table(), S)
+    assert expected.encode_share < 0.75
+    assert expected.pool_sd == pytest.approx(float(np.std(seen.pool)), rel=0.08)
+
+
 def test_monte_carlo_of_one_batch_at_a_time_is_what_can_be_said_by_hand() -> None:
     """Prompts of 20, answers of 9, one place: encode, hand over, eight iterations, and again."""
     machine, workload = table(), independent(point(20), point(9))

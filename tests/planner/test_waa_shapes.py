@@ -10,6 +10,7 @@ import pytest
 
 from exegpt_planner.bound import Bound
 from exegpt_planner.builtin_models import builtin_model
+from exegpt_planner.certificate import certify, check
 from exegpt_planner.completion import CompletionLaw, law_on
 from exegpt_planner.events import run
 from exegpt_planner.events.queries import Backlog
@@ -24,7 +25,10 @@ from exegpt_planner.schedule import WaaSchedule
 from exegpt_planner.search import Candidate
 from exegpt_planner.shapes import Room, Shape, micro_batches, room_of
 from exegpt_planner.simulator import simulate
+from exegpt_planner.simulator.models import model_for
 from exegpt_planner.simulator.promise import Promise
+from exegpt_planner.simulator.waa import WaaModel
+from exegpt_planner.splits import devices_of, named_splits
 from exegpt_planner.tasks import paper_task
 from exegpt_planner.waa_search import search_waa
 from exegpt_planner.waa_sites import WaaSites
@@ -170,7 +174,12 @@ def assert_search_is_exhaustive(seed: int) -> None:
         kept = [each.throughput for each in schedules if each.promised_s <= bound_s]
         searched, left_out = search_waa(sites, promise, bound_s)
         bests = [found.best.throughput for _, _, found in searched if found.best is not None]
-        assert max(bests, default=0.0) == max(kept, default=0.0), bound_s
+        best = max(bests, default=None)
+        assert best == max(kept, default=None), bound_s
+        for site, space, found in searched:
+            record = certify(space, found, site.number)
+            assert check(record, space, best=best, bound_s=bound_s) == []
+        assert all(best is None or each.throughput < best for each in left_out if each.throughput)
         assert len(searched) + sum(each.number for each in left_out) == len(sites)
 
 
@@ -242,6 +251,31 @@ def test_a_group_of_one_side_never_spans_nodes() -> None:
             for stage in side.layout.stages * side.units:
                 assert device // 8 == (device + stage.degree - 1) // 8
                 device += stage.degree
+
+
+def test_the_papers_splits_are_of_devices_where_instances_have_several() -> None:
+    """On 16 devices; whatever split WAA-C names, times of a device and not of an instance decide."""
+    table = machine("opt-13b")
+    law = law_on(table, paper_task("S"))
+    named = []
+    for degree in (1, 2):
+        layout = side_layout(table, law, (degree,), "encode")
+        schedule = WaaSchedule(
+            encoders=8 // degree,
+            decoders=8 // degree,
+            encode_batch=8,
+            pool=120,
+            encoder_layout=layout,
+            decoder_layout=layout,
+        )
+        model = model_for(schedule, table, law)
+        assert isinstance(model, WaaModel)
+        assert devices_of(model) == (8, 8)
+        named.append(named_splits(model, 8, 120))
+        encode_s, decode_s = model.query_costs_s(8, 120)
+        share = encode_s / (encode_s + decode_s)
+        assert named[-1]["WAA-C"] == (round(16 * share), 16 - round(16 * share))
+    assert all(sum(split) == 16 for each in named for split in each.values())
 
 
 def test_uneven_sides_win_where_encodes_take_most() -> None:

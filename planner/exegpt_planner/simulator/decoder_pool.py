@@ -62,6 +62,7 @@ class PoolState:
     idle: Floats  # share of the time that a decoder has nobody to decode
     hand_over_s: Floats  # from the end of an encode to the first iteration after it
     held: Floats  # queries being encoded for a decoder or handed over to it
+    transit_var: Floats  # of the pool, as what is held in transit strays while places bind
     memory_iterations: Floats  # for which a pool stays larger or smaller than its mean
 
 
@@ -106,6 +107,7 @@ class PoolRow:
         self._queries, self._iteration_s, self._seen_s = queries, iteration_s, seen
         self._memory = self._var * decode_mean / (v * np.maximum(queries, 1.0))
         self._hand_over_s, self._held = self._in_transit(costs)
+        self._transit_var = self._strays(v)
         self._tickets = np.maximum.accumulate(n + self._free(costs) + self._held)
         enough = np.flatnonzero(below.log_total >= below.log_total[-1] + np.log1p(-FULL))
         self._full = int(enough[0]) if is_inside else len(n) - 1
@@ -121,6 +123,19 @@ class PoolRow:
         taken_s = feed.alone_s + busy * (feed.in_line_s - feed.alone_s)
         held_s = taken_s + turn_s + stay * hand_over_s
         return hand_over_s, feed.rate_per_s * busy * held_s
+
+    def _strays(self, v: float) -> Floats:
+        """Where places bind, places less the pool are those of a batch to come and of what is in transit.
+
+        That is what ended while it was, as random as its number, and strays with the encodes' own times: by B_E for
+        every one that ends sooner or later than the one after it. By how much places bind the cut law's variance says.
+        """
+        feed = self._feed
+        rate = feed.rate_per_s * self._busy
+        encode_sd_s = feed.encode_s * np.sqrt(feed.spread / feed.batch)
+        uncut = np.maximum(v * self._queries, 1e-12)
+        bound = 1 - np.minimum(self._var / uncut, 1.0)
+        return np.asarray(bound * (self._held + feed.batch * rate * encode_sd_s / np.sqrt(np.pi)))
 
     def _free(self, costs: DecoderCosts) -> Floats:
         """Places free but not yet a batch, mean: less than half a batch where a whole batch ends at once."""
@@ -155,6 +170,7 @@ class PoolRow:
             idle=pick(self._idle),
             hand_over_s=pick(self._hand_over_s),
             held=pick(self._held),
+            transit_var=pick(self._transit_var),
             memory_iterations=pick(self._memory),
         )
 

@@ -165,7 +165,7 @@ class WaaModel:
         own = (token_s + d * context_s) ** 2 * own_var
         boundary = (1 - state.idle) * state.iteration_s**2 / 12
         slow = state.seen_sd_s**2 * _window(d, state.memory_iterations)
-        transit = self._slope(state) ** 2 * (1 - state.busy) * state.held
+        transit = self._slope(state) ** 2 * state.transit_var
         transit = transit * _window(
             d, state.held / np.maximum(state.pool, 1e-9) * self.law.decode_mean
         )
@@ -231,9 +231,7 @@ class WaaModel:
         queries = state.pool + (batch - 1) / 2
         mean, var = self._kv(batch, state)
         var = (
-            var
-            + state.pool_var * self.decoders.context**2
-            + ((1 - state.busy) * state.held * (prompts.tokens**2))
+            var + state.pool_var * self.decoders.context**2 + state.transit_var * prompts.tokens**2
         )
         packed = decoder.activation_tokens * state.pool / decoder.micro_batches
         return memory.needs(mean, var, queries + state.held) + packed
@@ -264,7 +262,7 @@ class WaaModel:
     def _pool_sd(self, batch: int, state: PoolState) -> Floats:
         """The slow part, the saw of whole batches, and what is in encode while places bind."""
         saw = (1 - state.idle) * batch**2 / 12
-        return np.sqrt(state.pool_var + saw + (1 - state.busy) * state.held)
+        return np.sqrt(state.pool_var + saw + state.transit_var)
 
     def predict(self, schedule: WaaSchedule, promise: Promise) -> Prediction:
         """All that is expected of a schedule."""
