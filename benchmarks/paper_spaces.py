@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from exegpt_planner.schedule import Schedule, Split, WaaSchedule
-from exegpt_planner.search import search
 from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.splits import named_splits
-from exegpt_planner.strategies import Site, StrategySpace, sites_of
-from exegpt_planner.waa_space import WaaSpace
+from exegpt_planner.strategies import Site, StrategySpace
+from exegpt_planner.waa_search import search_waa
+from exegpt_planner.waa_sites import WaaSite, WaaSites, site_of
 from paper_points import Scenario
 
 
@@ -26,32 +28,38 @@ def space_on(where: Scenario, strategy: str, shape: Shape) -> StrategySpace:
 def space_with(where: Scenario, schedule: Schedule) -> StrategySpace:
     """The space that a schedule lies in, under the scenario's lengths."""
     if isinstance(schedule, WaaSchedule):
-        return _waa(where, schedule)[schedule.encoders, schedule.decoders]
-    micro_batches = getattr(schedule, "micro_batches", 1)
-    shape = next(each for each in _alike(where, schedule) if each.micro_batches == micro_batches)
+        return waa_site(where, schedule).space(promise_of(where))
+    number = schedule.micro_batches
+    shape = next(each for each in _alike(where, schedule) if each.micro_batches == number)
     return space_on(where, schedule.strategy, shape)
+
+
+def waa_site(where: Scenario, schedule: WaaSchedule) -> WaaSite:
+    """Where a schedule of WAA runs."""
+    return site_of(schedule, where.table, where.law, (where.model, where.memory))
 
 
 def at_named_splits(
     where: Scenario, chosen: WaaSchedule, bound_s: float
 ) -> tuple[dict[str, float], dict[str, Split]]:
-    """Queries/s of the best WAA at the paper's splits, and these: at `chosen`'s knobs and on its layout."""
-    spaces = _waa(where, chosen)
-    own = spaces[chosen.encoders, chosen.decoders]
-    assert isinstance(own, WaaSpace), own
-    splits = named_splits(own.model, chosen.encode_batch, chosen.pool)
+    """Queries/s of the best WAA at the paper's splits of the devices, named at `chosen`'s knobs; and these."""
+    own = waa_site(where, chosen).model
+    splits = named_splits(own, chosen.encode_batch, chosen.pool)
+    sites = WaaSites.all(where.table, where.law, where.devices, (where.model, where.memory))
+    spans = {
+        site.encoders.units * site.encoders.layout.devices: span
+        for span in sites.spans()
+        for site in [sites[span[0]]]
+    }
+    promise = replace(promise_of(where), bound_s=bound_s)
     reached = {}
-    for name, split in splits.items():
-        best = search(spaces[split], bound_s).best
-        reached[name] = best.throughput if best is not None else 0.0
-    return reached, splits
-
-
-def _waa(where: Scenario, schedule: WaaSchedule) -> dict[Split, StrategySpace]:
-    """Every split's space, on the schedule's layout."""
-    sites = sites_of("WAA", _alike(where, schedule), where.table, where.law)
-    promise = promise_of(where)
-    return {site.split: site.space(promise) for site in sites if site.split is not None}
+    for split in set(splits.values()):
+        reached[split] = 0.0
+        if split[0] in spans:
+            found, _ = search_waa(sites, promise, bound_s, spans[split[0]])
+            best = (each.best.throughput for _, _, each in found if each.best is not None)
+            reached[split] = max(best, default=0.0)
+    return {name: reached[split] for name, split in splits.items()}, splits
 
 
 def _alike(where: Scenario, schedule: Schedule) -> list[Shape]:

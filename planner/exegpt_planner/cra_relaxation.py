@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.completion import CompletionLaw
+from exegpt_planner.cra_space import CHUNKS
 from exegpt_planner.layout import Layout
 from exegpt_planner.memory import KV_GRANULE_TOKENS, KV_SDS
 from exegpt_planner.profile_table import ProfileTable
@@ -32,7 +33,6 @@ from exegpt_planner.simulator.encode_queue import LEAST_SLACK
 
 Floats = NDArray[np.float64]
 
-LEAST_CHUNK = 32  # tokens: prompts are encoded in chunks of as many at least
 NUMERICAL = 1e-3  # relative: the queue's laws are on grids and between pools interpolated, the bounds are not
 
 
@@ -118,7 +118,7 @@ class PoolRelaxation:
         each = shape.room.activation_tokens / shape.micro_batches * tokens_a_place
         each += (KV_GRANULE_TOKENS - 1) / 2
         slack_var = (KV_GRANULE_TOKENS**2 - 1) / 12
-        encode = prompts.tokens / LEAST_CHUNK + 1, 1.0  # iterations, at most and at least
+        encode = prompts.tokens / CHUNKS[0] + 1, 1.0  # iterations, at most and at least
         shares = np.array([decoding.iterations / (e + decoding.iterations) for e in encode])
         square = prompts.tokens_var + prompts.tokens**2
         means = shares * decoding.context + (1 - shares) * prompts.tokens

@@ -27,7 +27,7 @@ Lines = tuple[Floats, Floats]
 
 # C, tokens, four an octave: a step's work strays least where C is just above the need, so that with half as many
 # throughput under a tight bound is up to 2 % less, with a quarter 8 %
-CHUNKS = tuple(part << e for e in range(3, 14) for part in (4, 5, 6, 7))[:-3]
+CHUNKS = tuple(part << e for e in range(1, 14) for part in (4, 5, 6, 7))[:-3]
 NARROW = (
     1.25  # largest pool of a block over its smallest, for all to be simulated: about a run of pools
 )

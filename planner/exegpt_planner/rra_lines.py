@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner.completion import CompletionLaw
-from exegpt_planner.relaxation import FILLED, ONE_STAGE, UNFILLED, Cycles
+from exegpt_planner.cycles import FILLED, ONE_STAGE, UNFILLED, Cycles
 from exegpt_planner.search import Block, Bounds
 from exegpt_planner.simulator.costs import StepCosts
 from exegpt_planner.simulator.limits import held_at_least_s
