@@ -58,7 +58,7 @@ def _settled(leaf: Leaf, space: StrategySpace, best: float | None, bound_s: floa
     bounds = space.bound(leaf.block)
     match leaf.reason:
         case "throughput":
-            return best is not None and bounds.throughput < best
+            return best is not None and bounds.throughput <= best * (1 + ROUNDING)
         case "latency":
             return bounds.promised_s > bound_s
         case _:

@@ -222,6 +222,8 @@ class _Both:
         a, b = self._before.whole, self._after.whole
         return Block(max(a.x1, b.x1), min(a.x2, b.x2), max(a.y1, b.y1), min(a.y2, b.y2))
 
+    few = 3
+
     def roughly(self, block: Block) -> None:
         """Those of `bound` are all."""
 

@@ -12,6 +12,8 @@ a property of the queue, not of the table; tests hold it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,11 +36,25 @@ NARROW = (
 NUMERICAL = 1e-3  # relative: the queue's laws are on grids and between pools interpolated, the bounds are not
 
 
+class Pools(Block):
+    """A block that is split to pools close together first, then to single Cs: such blocks are simulated whole."""
+
+    def split(self) -> tuple[Block, Block]:
+        """Two halves."""
+        x1, x2, y1, y2 = self.x1, self.x2, self.y1, self.y2
+        if y1 == y2 or (x2 > x1 and x2 > NARROW * x1):
+            cut = min(max(int((x1 * x2) ** 0.5), x1), x2 - 1)
+            return Pools(x1, cut, y1, y2), Pools(cut + 1, x2, y1, y2)
+        cut = (y1 + y2) // 2
+        return Pools(x1, x2, y1, cut), Pools(x1, x2, cut + 1, y2)
+
+
 class CraSpace:
     """B_D / M from 1 to what the profile covers and chunks keep up with; C from those of a list that it covers."""
 
     strategy = "CRA"
     axes = ("pool", "chunk_tokens")
+    few = 0
     split: Split | None = None
 
     def __init__(
@@ -57,6 +73,7 @@ class CraSpace:
         self.chunks = tuple(chunk for chunk in chunks if model.edge(1, chunk) <= 1)
         pipeline = model.pipeline
         self._number = pipeline.micro_batches
+        self._largest: dict[int, int] = {}
         self._whole = _Below(model, pipeline.whole)
         self._stages: tuple[_Below, ...] = ()
         if pipeline.num_stages > 1:
@@ -66,7 +83,7 @@ class CraSpace:
     def whole(self) -> Block:
         widest = self.chunks[-1] if self.chunks else 0
         most = min(self.model.queues.most(widest), self.model.rounds.whole.most)
-        return Block(1, most, 1, len(self.chunks))
+        return Pools(1, most, 1, len(self.chunks))
 
     @property
     def smallest(self) -> Point:
@@ -126,36 +143,69 @@ class CraSpace:
         """Its bounds are cheap."""
 
     def bound(self, block: Block) -> Bounds:
-        blocked = self._blocked(block)
-        if blocked is not None:
+        """What no schedule of a block can beat; of throughput, none that keeps the bound."""
+        most = max(self._most(y) for y in range(block.y1, block.y2 + 1))
+        if most < block.x1:
+            blocked = self._blocked(block) or self.blocked((block.x1, block.y2))
             return Bounds(throughput=0.0, promised_s=np.inf, blocked=blocked)
-        if block.y1 == block.y2 and block.x2 <= NARROW * block.x1:
-            return self._simulated(block)
+        part = replace(block, x2=min(block.x2, most))
+        if self._is_simulated(part):
+            return self._simulated(part)
+        least_s = self._at_least_s(part)
+        if least_s > self.promise.answer_s:
+            return self._held(np.inf, least_s)
         model, widest = self.model, self.chunks[block.y2 - 1]
-        rate = model.queues.rate_at_most(block.x2, widest)
+        rate = model.queues.rate_at_most(part.x2, widest)
         chunks_a_query, dispatch_s = model.queues.alone(widest), model.costs.dispatch_s
         # a query's share of a round: by the slowest stage as by a pass that M micro-batches make at once
         per_query_s = self._whole.per_query_s(rate, chunks_a_query, dispatch_s) / self._number
         for stage in self._stages:
             per_query_s = max(per_query_s, stage.per_query_s(rate, chunks_a_query, 0.0))
-        latency_s = self._latency(block) * (1 - NUMERICAL)
-        throughput = self.units * (1 + NUMERICAL) / per_query_s
-        return self._held(throughput, self.promise.at_least_s(latency_s))
+        return self._held(self.units * (1 + NUMERICAL) / per_query_s, least_s)
+
+    def _is_simulated(self, block: Block) -> bool:
+        """Whether its pools are close together and of one C, or all of Cs so large that nobody waits for any."""
+        if block.x2 > NARROW * block.x1:
+            return False
+        first, last = self._chunk((block.x1, block.y1)), self._chunk((block.x1, block.y2))
+        if first == last:
+            return True
+        alike = self.model.fits(block.x2 * self._number, first)
+        return alike and self.model.run(block.x2, first) is self.model.run(block.x2, last)
+
+    def _at_least_s(self, block: Block) -> float:
+        return self.promise.at_least_s(self._latency(block) * (1 - NUMERICAL))
+
+    def _most(self, y: int) -> int:
+        """The largest pool of a micro-batch that a C allows: load, reach and memory all rise with it."""
+        found = self._largest.get(y)
+        if found is None:
+            found, beyond = 0, self.whole.x2 + 1
+            while beyond - found > 1:
+                middle = (found + beyond) // 2
+                if self.blocked((middle, y)) is None:
+                    found = middle
+                else:
+                    beyond = middle
+            self._largest[y] = found
+        return found
 
     def _held(self, throughput: float, promised_s: float) -> Bounds:
         held = held_at_least_s(self.promise, promised_s, throughput)
         return Bounds(throughput=throughput, promised_s=held)
 
     def _simulated(self, block: Block) -> Bounds:
-        """Of a block of one C: the best of its pools."""
+        """Of a block of one C, or of Cs that make no difference: the best of its pools."""
         model, chunk = self.model, self._chunk((block.x1, block.y1))
         throughput, promised_s, pool = 0.0, np.inf, block.x1
         while pool <= block.x2 and model.fits(pool * self._number, chunk):
             run = model.run(pool, chunk)
             latencies = run.latencies(self.promise.length)
             pools = slice(run.at(pool), run.at(block.x2) + 1)
-            promised_s = min(promised_s, float(latencies.promised_s(self.promise)[pools].min()))
-            throughput = max(throughput, float(run.throughput[pools].max()))
+            promises_s = latencies.promised_s(self.promise)[pools]
+            promised_s = min(promised_s, float(promises_s.min()))
+            kept = np.where(promises_s <= self.promise.answer_s, run.throughput[pools], 0.0)
+            throughput = max(throughput, float(kept.max()))
             pool = run.last + 1
         return self._held(self.units * throughput, promised_s)
 

@@ -25,6 +25,7 @@ class RraSpace:
 
     strategy = "RRA"
     axes = ("encode_batch", "encode_interval")
+    few = 3
     split: Split | None = None
 
     @property

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 ROUNDING = 1e-9  # relative: bounds and values are sums in different orders
-SMALL = 3  # points: evaluating them costs no more than bounding their block
 
 # load: CRA's chunks could not keep up; shape: WAA's pool has too few places, or more than are ever taken
 Blocked = Literal["memory", "coverage", "load", "shape"]
@@ -70,6 +69,11 @@ class Bounds:
 
 class Space(Protocol):
     """What a strategy offers to be searched: knobs x and y, each from 1 up."""
+
+    @property
+    def few(self) -> int:
+        """Points that cost no more to evaluate than a block of them to bound."""
+        ...
 
     @property
     def whole(self) -> Block: ...
@@ -128,7 +132,8 @@ class _Incumbent:
     space: int = -1  # where it lies
 
     def beats(self, throughput: float) -> bool:
-        return self.best is not None and throughput * (1 + ROUNDING) < self.best.throughput
+        """Whether what has no more throughput than this may be left out: of equals, one is enough."""
+        return self.best is not None and throughput <= self.best.throughput * (1 + ROUNDING)
 
 
 class _Search(Generic[S]):
@@ -206,14 +211,18 @@ def search_together(
     heapq.heapify(queue)
 
     def consider(state: _Search[S], block: Block) -> None:
-        if block.num_points <= SMALL:
+        if block.num_points <= state.space.few:
             state.evaluate(block)
             return
         rough = state.space.roughly(block)
         if rough is not None and state.settle(block, rough):
             return
         bounds = state.space.bound(block)
-        if not state.settle(block, bounds):
+        if state.settle(block, bounds):
+            return
+        if block.num_points == 1:
+            state.evaluate(block)
+        else:
             heapq.heappush(queue, (-bounds.throughput, state.number, block, bounds))
 
     while queue:
@@ -242,7 +251,7 @@ def fastest(space: Space, slack: float = ROUNDING) -> Candidate | None:
         low, block = heapq.heappop(queue)
         if best is not None and low > best.promised_s * (1 - slack):
             break
-        if block.num_points > SMALL:
+        if block.num_points > max(space.few, 1):
             for half in block.split():
                 bounds = space.bound(half)
                 if bounds.blocked is None:

@@ -28,6 +28,8 @@ class EarlySpace(RraSpace):
 class PlainSpace:
     """Static batches without early termination; every batch is evaluated at once, in the first question for a bound."""
 
+    few = 3
+
     def __init__(self, model: RraModel, promise: Promise, kv_capacity: float, units: int) -> None:
         self._model, self._promise = StaticModel(model, early_termination=False), promise
         self._units, self._length = units, promise.length

@@ -66,6 +66,7 @@ class WaaSpace:
 
     strategy = "WAA"
     axes = ("encode_batch", "pool")
+    few = 0
 
     def __init__(self, model: WaaModel, promise: Promise, rooms: Rooms) -> None:
         self.model = model

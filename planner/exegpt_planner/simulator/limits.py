@@ -79,7 +79,9 @@ def held_at_least_s(promise: Promise, promised_s: float, queries_per_s: float) -
     limits = promise.limits
     if limits is None:
         return promised_s
-    share = max(promised_s / limits.answer_s, limits.arrivals_per_s / queries_per_s)
+    share = promised_s / limits.answer_s
+    if queries_per_s > 0:  # 0: none keeps the limit on whole answers
+        share = max(share, limits.arrivals_per_s / queries_per_s)
     return share * limits.reference_s
 
 
