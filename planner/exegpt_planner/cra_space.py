@@ -74,10 +74,7 @@ class CraSpace:
         pipeline = model.pipeline
         self._number = pipeline.micro_batches
         self._largest: dict[int, int] = {}
-        self._whole = _Below(model, pipeline.whole)
-        self._stages: tuple[_Below, ...] = ()
-        if pipeline.num_stages > 1:
-            self._stages = tuple(_Below(model, costs) for costs in pipeline.stages)
+        self._below = _Below(model)
 
     @property
     def whole(self) -> Block:
@@ -156,11 +153,10 @@ class CraSpace:
             return self._held(np.inf, least_s)
         model, widest = self.model, self.chunks[block.y2 - 1]
         rate = model.queues.rate_at_most(part.x2, widest)
-        chunks_a_query, dispatch_s = model.queues.alone(widest), model.costs.dispatch_s
-        # a query's share of a round: by the slowest stage as by a pass that M micro-batches make at once
-        per_query_s = self._whole.per_query_s(rate, chunks_a_query, dispatch_s) / self._number
-        for stage in self._stages:
-            per_query_s = max(per_query_s, stage.per_query_s(rate, chunks_a_query, 0.0))
+        # a query's share of a round: by a pass that M micro-batches make at once as by the slowest stage
+        pass_s, *stages_s = self._below.per_query_s(rate, model.queues.alone(widest)).tolist()
+        pass_s = (pass_s + model.costs.dispatch_s / rate) / self._number
+        per_query_s = max([pass_s, *stages_s])
         return self._held(self.units * (1 + NUMERICAL) / per_query_s, least_s)
 
     def _is_simulated(self, block: Block) -> bool:
@@ -216,7 +212,8 @@ class CraSpace:
             return "load"
         if model.edge(smallest, self.chunks[block.y1 - 1]) > 1:
             return "coverage"
-        least = smallest * model.prompts.tokens  # as all slots may hold new prompts
+        narrowest, widest = (self.chunks[y - 1] for y in (block.y1, block.y2))
+        least = model.kv_least(smallest, narrowest, widest)
         return "memory" if least > self.kv_capacity else None
 
     def _latency(self, block: Block) -> float:
@@ -230,11 +227,13 @@ class CraSpace:
         rho = model.queues.rate_at_least(block.x1, narrow) / block.x1
         own = model.own_input(length)[0] + length / 2
         dispatch_s, first_s = model.costs.dispatch_s, model.costs.mixed_fixed_s
-        pass_s = self._whole.decode_s((block.x1 - 1) * rho, own)
+        with_it_s = self._below.step_s((block.x1 - 1) * rho, own=1, own_context=own)
+        pass_s = float(with_it_s[0])
         round_s = pass_s + dispatch_s
-        for stage in self._stages:
-            others_s = (number - 1) * stage.mean_s(block.x1 * rho)
-            round_s = max(round_s, stage.decode_s((block.x1 - 1) * rho, own) + others_s)
+        if number > 1:
+            with_it_s += (number - 1) * self._below.step_s(block.x1 * rho)
+        if len(with_it_s) > 1:
+            round_s = max(round_s, float(with_it_s[1:].max()))
         return first_s + dispatch_s + (length - 2) * round_s + pass_s if length > 1 else first_s
 
     def _pool(self, point: Point) -> int:
@@ -248,49 +247,54 @@ class CraSpace:
 
 
 class _Below:
-    """Lines below what a step costs, of all stages or of one."""
+    """Lines below what a step costs, of a pass first and then of every stage that may be the slowest."""
 
-    def __init__(self, model: CraModel, costs: StepCosts) -> None:
-        self._model, self._fixed_s = model, costs.mixed_fixed_s
-        law, prompts = model.law, model.prompts
-        self._work: tuple[tuple[Lines, float], ...] = (
-            (costs.per_token.lines(), prompts.tokens + law.decode_mean),
-            (costs.queries_only.lines(), law.decode_mean),
-            (costs.per_context.lines(), law.context_mean),
-            (costs.per_sampled.lines(), law.decode_mean + 1),
-            (costs.per_pair.lines(), prompts.pairs),
+    def __init__(self, model: CraModel) -> None:
+        pipeline, law, prompts = model.pipeline, model.law, model.prompts
+        self._tokens, self._decoding = prompts.tokens, model.decoding
+        every = [pipeline.whole, *(pipeline.stages if pipeline.num_stages > 1 else ())]
+        self._fixed_s = np.array([costs.mixed_fixed_s for costs in every])
+        # (what, curves, lines), and what a query takes in all; of chunks that depends on C
+        self._lines = _stacked([_curves(costs) for costs in every])
+        work = (prompts.tokens + law.decode_mean, law.decode_mean, law.context_mean)
+        self._work = np.array([*work, law.decode_mean + 1, prompts.pairs, 0.0])
+        self._floors = _stacked([_floors(costs) for costs in every])
+
+    def per_query_s(self, rate: float, chunks_a_query: float) -> Floats:
+        """At the most at this rate of prompts, what a query costs at least."""
+        intercepts, slopes = self._lines
+        work = self._work.copy()
+        work[-1] = chunks_a_query
+        least_s = (intercepts / rate + slopes * work[:, None]).max(axis=2).sum(axis=1)
+        return np.asarray(self._fixed_s / rate + least_s)
+
+    def step_s(self, rate: float, *, own: int = 0, own_context: float = 0.0) -> Floats:
+        """A step's mean time at least, at this rate or a higher one; `own` decode besides."""
+        decoding = rate * self._decoding.iterations
+        means = np.array(
+            [
+                decoding + own + rate * self._tokens,
+                decoding + own,
+                decoding * self._decoding.context + own_context,
+                decoding + own + rate,
+            ]
         )
-        self._chunk_lines = _rising(costs.chunks_only.lines())
-        self._floors = tuple(
-            _rising(curve.floor().lines())
-            for curve in (costs.per_token, costs.queries_only, costs.per_context, costs.per_sampled)
-        )
+        intercepts, slopes = self._floors
+        least_s = (intercepts + slopes * means[:, None]).max(axis=2).sum(axis=1)
+        return np.asarray(self._fixed_s + least_s)
 
-    def per_query_s(self, rate: float, chunks_a_query: float, more_s: float) -> float:
-        """Of steps that take `more_s` besides, at the most at this rate of prompts, what a query costs at least."""
-        some = (self._fixed_s + more_s) / rate + _least(self._chunk_lines, rate, chunks_a_query)
-        return some + sum(_least(lines, rate, work) for lines, work in self._work)
 
-    def mean_s(self, rate: float) -> float:
-        """A step's mean time at least, at this rate or a higher one."""
-        return self._at_least_s(rate, own=0, own_context=0.0)
+def _curves(costs: StepCosts) -> list[Lines]:
+    """Of tokens, queries, context, what is sampled, pairs and chunks."""
+    curves = (costs.per_token, costs.queries_only, costs.per_context, costs.per_sampled)
+    found = [curve.lines() for curve in (*curves, costs.per_pair)]
+    return [*found, _rising(costs.chunks_only.lines())]
 
-    def decode_s(self, rate: float, own_context: float) -> float:
-        """The same of a step in which one more decodes."""
-        return self._at_least_s(rate, own=1, own_context=own_context)
 
-    def _at_least_s(self, rate: float, *, own: int, own_context: float) -> float:
-        model = self._model
-        decoding = rate * model.law.decode_mean
-        means = (
-            decoding + own + rate * model.prompts.tokens,
-            decoding + own,
-            decoding * model.decoding.context + own_context,
-            decoding + own + rate,
-        )
-        return self._fixed_s + sum(
-            float(np.max(a + b * mean)) for (a, b), mean in zip(self._floors, means, strict=True)
-        )
+def _floors(costs: StepCosts) -> list[Lines]:
+    """Of tokens, queries, context and what is sampled, none falling."""
+    curves = (costs.per_token, costs.queries_only, costs.per_context, costs.per_sampled)
+    return [_rising(curve.floor().lines()) for curve in curves]
 
 
 def _rising(lines: Lines) -> Lines:
@@ -299,7 +303,14 @@ def _rising(lines: Lines) -> Lines:
     return intercepts[keep], slopes[keep]
 
 
-def _least(lines: Lines, rate: float, work: float) -> float:
-    """The best lower bound that the lines give on what a curve costs a query."""
-    intercepts, slopes = lines
-    return float(np.max(intercepts / rate + slopes * work))
+def _stacked(rows: list[list[Lines]]) -> tuple[Floats, Floats]:
+    """(intercepts, slopes), (rows, curves, lines); short ones repeat their first line."""
+    most = max(len(a) for row in rows for a, _ in row)
+
+    def full(values: Floats) -> Floats:
+        return np.append(values, np.repeat(values[:1], most - len(values)))
+
+    intercepts, slopes = (
+        np.array([[full(lines[at]) for lines in row] for row in rows]) for at in (0, 1)
+    )
+    return intercepts, slopes

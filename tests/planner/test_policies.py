@@ -157,7 +157,7 @@ def test_the_choice_is_never_below_a_policy_with_the_same_freedom(bound_s: float
 def test_the_choice_is_never_below_a_policy_on_any_of_the_papers_scenarios(
     name: str, mode: Literal["mean", "p99"]
 ) -> None:
-    """ORCA may be ahead by what its closed form errs by where it is level with CRA: half a percent."""
+    """ORCA is by less than 1 % ahead where one prompt an iteration is just what the pool needs (docs/theory.md)."""
     scenario = next(each for each in scenarios() if each.name == name)
     for bound_s in scenario.batches.bounds_s():
         reached = {
@@ -168,7 +168,7 @@ def test_the_choice_is_never_below_a_policy_on_any_of_the_papers_scenarios(
         if kept:
             chosen = scenario.plan(bound_s, mode=mode).prediction.queries_per_s
             for policy, each in kept.items():
-                slack = 0.005 if policy == "ORCA" else 1e-9
+                slack = 0.01 if policy == "ORCA" else 1e-9
                 assert chosen >= each.queries_per_s * (1 - slack), (bound_s, each)
 
 

@@ -287,6 +287,19 @@ class CraModel:
         need = memory.need(mean, var, np.full(2, float(pool)))
         return need + self.pipeline.activation_tokens * (self.size(pool) + chunk)
 
+    def kv_least(self, pool: int, narrowest: int, widest: int) -> float:
+        """What schedules with a C between these, and with this pool or a larger one, need at least."""
+        if narrowest == widest:
+            return self.kv_need(pool, narrowest)
+        decode = self.decoding.iterations
+        alone = np.array([self.queues.alone(narrowest), self.queues.alone(widest)])
+        # between them the mean is linear in the share of slots that decode, the variance concave
+        mean, var = (each.min() for each in self._kv(pool, decode / (alone + decode)))
+        new, new_var = (each[0] for each in self._kv(pool, np.zeros(1)))
+        means, variances = np.array([mean, new]), np.array([var, new_var])
+        need = memory.need(means, variances, np.full(2, float(pool)))
+        return need + self.pipeline.activation_tokens * (self.size(pool) + narrowest)
+
     def _kv(self, pool: int, decoding: Floats) -> tuple[Floats, Floats]:
         """(mean, variance) of the KV tokens held when slots decode with this chance and else hold a whole prompt."""
         prompts = self.prompts
