@@ -231,7 +231,7 @@ class WaaSites(Sequence[WaaSite]):
     def spans(self) -> list[tuple[int, int]]:
         """(first, last + 1) of the pairs whose encoders take as many devices."""
         firsts = [group.number for group in self._groups]
-        return list(zip(firsts, [*firsts[1:], self._size], strict=True))
+        return list(zip(firsts, [*firsts, self._size][1:], strict=True))
 
     def model(self, encoders: Shape, decoders: Shape) -> WaaModel:
         """The simulator of a pair; pipelines are made once."""

@@ -46,7 +46,8 @@ def test_what_was_predicted_is_what_is_simulated(
     assert said["answers_of_length"] > 0
     predicted, simulated = said["predicted"], said["simulated"]
     assert simulated["queries_per_s"] == pytest.approx(predicted["queries_per_s"], rel=0.03)
-    assert simulated["pool_mean"] == pytest.approx(predicted["pool_mean"], rel=0.03)
+    pool = 0.04 if strategy == "WAA" else 0.03  # of two workers, places bind: docs/theory.md
+    assert simulated["pool_mean"] == pytest.approx(predicted["pool_mean"], rel=pool)
     assert simulated["latency_mean_s"] == pytest.approx(predicted["latency_mean_s"], rel=0.05)
 
 

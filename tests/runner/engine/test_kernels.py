@@ -171,6 +171,17 @@ FINISHES: dict[Finish, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def few_rows(weight: Tensor, bias: Tensor | None) -> FewRows | None:
+    return FewRows.of(torch.ops.mkldnn._reorder_linear_weight(weight, 32), weight, bias)
+
+
+needs_blocks = pytest.mark.skipif(
+    few_rows(torch.zeros(96, 64, dtype=torch.bfloat16), None) is None,
+    reason="oneDNN packs matrices in another layout on this CPU",
+)
+
+
+@needs_blocks
 @pytest.mark.parametrize(
     "num_rows", [1, *(pytest.param(n, marks=needs_tiles) for n in (8, 16, 24, 32, 40, 56, 64))]
 )
@@ -194,8 +205,7 @@ def test_the_product_of_few_rows_is_that_of_float64(
 def test_other_numbers_of_rows_are_left_to_onednn(num_rows: int) -> None:
     weight, x = noise(96, 64), noise(num_rows, 64, seed=1)
     product = few_rows(weight, None)
-    assert product is not None
-    assert not product.takes(num_rows)
+    assert product is None or not product.takes(num_rows)
     expected = x.double() @ weight.double().T
     found = Linear(weight)(x).double()
     torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=1e-5)
@@ -241,6 +251,7 @@ def test_attention_of_a_chunk_is_that_of_float64(
     assert (out[:first] == 7).all()
 
 
+@needs_blocks
 def test_silu_of_large_numbers_is_exact_on_both_sides() -> None:
     weight = torch.diag(torch.tensor([200.0, -200.0, 40.0, -40.0] * 8)).to(torch.bfloat16)
     product = few_rows(weight, None)
@@ -256,7 +267,3 @@ def test_a_matrix_that_is_laid_out_otherwise_is_left_to_onednn() -> None:
     onednn = torch.ops.mkldnn
     other = onednn._reorder_linear_weight(noise(64, 64, seed=1), 32)
     assert FewRows.of(other, weight, None) is None
-
-
-def few_rows(weight: Tensor, bias: Tensor | None) -> FewRows | None:
-    return FewRows.of(torch.ops.mkldnn._reorder_linear_weight(weight, 32), weight, bias)
