@@ -39,6 +39,14 @@ class StepShape:
     sampled: float  # rows through the head and the sampler
 
 
+ONE_QUERY = StepShape(
+    tokens=1, decode_queries=1, decode_context=1, encode_chunks=0, encode_pairs=0, sampled=1
+)
+ONE_TOKEN = StepShape(
+    tokens=1, decode_queries=0, decode_context=0, encode_chunks=1, encode_pairs=1, sampled=1
+)
+
+
 class Curve(StrictModel):
     """Seconds as a piecewise linear function through (x, seconds); x starts at 0 and increases."""
 
@@ -204,6 +212,22 @@ class ProfileTable(StrictModel):
     encoder: EncoderCurves | None = Field(  # then `layer` is of the decoder's layers
         default=None, exclude_if=lambda value: value is None
     )
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Self:
+        degrees = [1] + [each.degree for each in (self.parallel.degrees if self.parallel else ())]
+        for degree in degrees:
+            on = self.on(degree)
+            for what, layer, shape in (
+                ("decodes one query", on.layer, ONE_QUERY),
+                ("encodes one token", on.encode_layer, ONE_TOKEN),
+            ):
+                if layer.sum_s(shape) + self.step_overhead_s <= 0:
+                    where = "" if degree == 1 else f" on {degree} devices"
+                    raise ValueError(
+                        f"a step that {what}{where} takes no time; times must be above 0. Profile again"
+                    )
+        return self
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds of one step of this shape, in the worker."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from exegpt_planner.profile_table import Curve, ProfileTable, StepShape
+from exegpt_planner.profile_table import Curve, LayerCurves, ProfileTable, StepShape
 from exegpt_planner.strict import read_json
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "profile.json"
@@ -66,3 +66,22 @@ def test_a_curve_that_is_none_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=reason):
         Curve(x=x, seconds=seconds)
+
+
+@pytest.mark.parametrize("part", ["decode", "encode"])
+def test_steps_that_take_no_time_are_refused(part: str) -> None:
+    zero = Curve(x=(0.0, 512.0), seconds=(0.0, 0.0))
+    some = Curve(x=(0.0, 512.0), seconds=(0.0, 1e-3))
+    layer = LayerCurves(
+        tokens=zero,
+        decode_queries=zero if part == "decode" else some,
+        decode_context=zero,
+        encode_chunks=zero if part == "encode" else some,
+        encode_pairs=zero,
+    )
+    data = read_json(ProfileTable, GOLDEN).model_dump() | {
+        "layer": layer.model_dump(),
+        "step_overhead_s": 0.0,
+    }
+    with pytest.raises(ValidationError, match=f"{part}s one .* takes no time"):
+        ProfileTable.model_validate(data)
