@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt_planner import memory
-from exegpt_planner.certificate_spaces import Point, Question
+from exegpt_planner.certificate_convex import Convex
+from exegpt_planner.certificate_spaces import SAME, Point, Question
 from exegpt_planner.completion import CompletionLaw
-from exegpt_planner.expectation import Hinges
 from exegpt_planner.proof import Corners
 from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.costs import StepCosts
@@ -35,7 +35,6 @@ from exegpt_planner.simulator.limits import held_at_least_s, held_s
 Floats = NDArray[np.float64]
 Pool = tuple[Floats, Floats]  # queries and context of a micro-batch at least, by iteration
 
-SAME = 1e-9  # relative: sums in another order
 TAIL = 4e-4  # E[(Z - 3)+], rounded up: pools lie in the table up to mean + 3 sd
 
 
@@ -44,7 +43,7 @@ class Rra:
 
     def __init__(self, asked: Question, shape: Shape) -> None:
         self.asked, self.room, self.units = asked, shape.room.kv_tokens, shape.units
-        self.model, self.number = asked.rra(shape), shape.micro_batches
+        self.model, self.number, self.simulated = asked.rra(shape), shape.micro_batches, 0
         self.whole: Corners = (self.number, self.model.max_batch, 1, max(1, asked.law.longest))
         pipeline, encodes, length = self.model.pipeline, self.model.encodes, asked.promise.length
         t, w, own = encodes.times.slowest_s[1:], encodes.times.pass_s[1:], encodes.own(length)
@@ -79,6 +78,7 @@ class Rra:
         while todo:
             x1, x2, y1, y2 = todo.pop()
             if x1 == x2 and y1 == y2:
+                self.simulated += 1
                 yield x1, y1
             elif self._may((x1, x2, y1, y2), best, bound_s):
                 x, y = (min(int((a * b) ** 0.5), b - 1) for a, b in ((x1, x2), (y1, y2)))
@@ -192,7 +192,7 @@ class _Decode:
 
     def __init__(self, costs: StepCosts, each_context: float) -> None:
         curves = costs.per_query, costs.per_context
-        self._curves, self._fixed_s = [_Convex(each) for each in curves], costs.decode_fixed_s
+        self._curves, self._fixed_s = [Convex(each) for each in curves], costs.decode_fixed_s
         self._each = 1.0, each_context  # of a query at most
         self.at_zero_s = costs.decode_fixed_s + sum(each.at_zero for each in curves)
 
@@ -214,29 +214,3 @@ class _Decode:
             below = 0.4 * f.drop * np.exp(-0.5 * (n / (each * sd)) ** 2)  # 0.4 > 1 / sqrt(2 pi)
             lost_s += each * (sd * (below + TAIL * f.rise) + f.rise)
         return lost_s
-
-
-class _Convex:
-    """The largest convex curve below one of costs that does not fall."""
-
-    def __init__(self, curve: Hinges) -> None:
-        hull: list[tuple[float, float]] = []
-        for x, y in zip(*(each.tolist() for each in curve.points()), strict=True):
-            while len(hull) > 1 and _slope(*hull[-2:]) >= _slope(hull[-1], (x, y)):
-                hull.pop()
-            hull.append((x, y))
-        self.x, values = np.array(hull).T
-        self.y = np.minimum.accumulate(values[::-1])[::-1]
-        self.slopes = np.diff(self.y) / np.diff(self.x)
-        # by how much it may rise faster than the curve beyond the end, or fall slower below 0
-        self.drop = max(curve.slope - float(self.slopes[0]), 0.0)
-        self.rise = max(float(self.slopes[-1]) - curve.last_slope, 0.0)
-
-    def line(self, at: float) -> tuple[float, float]:
-        """(at 0, slope) of a line below it."""
-        i = int(np.clip(np.searchsorted(self.x, at) - 1, 0, len(self.slopes) - 1))
-        return float(self.y[i] - self.slopes[i] * self.x[i]), float(self.slopes[i])
-
-
-def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])

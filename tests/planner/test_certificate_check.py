@@ -18,21 +18,16 @@ from exegpt_planner.certificate_file import (
     parse_certificate,
     read_certificate,
 )
-from exegpt_planner.certificate_rra import Rra
-from exegpt_planner.certificate_spaces import Question
 from exegpt_planner.errors import InvalidSpec, Unavailable
 from exegpt_planner.hardware.analytic import analytic_table
 from exegpt_planner.hardware.calibrations import calibration
 from exegpt_planner.hardware.clusters import cluster_of
 from exegpt_planner.memory import MemoryBudget
-from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule, WaaSchedule
 from exegpt_planner.tasks import paper_task
-from exegpt_planner.workload import Workload
 from planner.builders import (
     MODEL,
     bell,
-    correlated,
     independent,
     line,
     rough_parallel,
@@ -92,14 +87,17 @@ def test_true_certificates_hold(
     assert isinstance(file.schedule, winner)
     found = checked(file)
     assert found.problems == ()
-    assert found.leaves == sum(len(space.leaves) for space in file.certificate.spaces)
-    assert found.searched == found.spaces == len(file.certificate.spaces)
+    proof = file.certificate
+    leaves = sum(len(space.leaves) for space in proof.spaces)
+    assert found.leaves == leaves + len(proof.relaxed)
+    assert found.searched == len(proof.spaces)
+    assert found.spaces == found.searched + sum(each.number for each in proof.relaxed)
 
 
 def test_a_plan_over_pipelines_holds() -> None:
     found = checked(analytic("opt-13b", 4, "S", 5.9))
     assert found.problems == ()
-    assert (found.shapes, found.searched) == (27, 10)
+    assert (found.shapes, found.searched) == (27, 23)
 
 
 @pytest.mark.slow
@@ -292,7 +290,7 @@ def piped(seconds: float) -> CertificateFile:
     return certified(
         table=rough_parallel(rough_table(np.random.default_rng(3)), np.random.default_rng(4)),
         model=MODEL,
-        workload=WORKLOADS[0],
+        workload=independent(bell(20, 9, 40), bell(7, 3, 14)),
         bound=Bound(seconds=seconds),
         memory=MemoryBudget(device_bytes=2 * MODEL.weight_bytes("float32") + 3000 * KV_BYTES),
         strategies=("RRA",),
@@ -339,57 +337,6 @@ def test_a_winner_at_the_tables_edge_is_flagged() -> None:
     found = checked(file)
     assert found.problems == ()
     assert any("of what the table covers" in flag for flag in found.flags)
-
-
-# --- the checker's own bounds
-
-
-WORKLOADS = (
-    independent(bell(20, 9, 40), bell(7, 3, 14)),
-    independent(bell(12, 5, 30), bell(2, 2, 9)),  # many answers of one token
-    correlated(bell(8, 4, 16), factor=1.5),
-    independent(bell(25, 1, 28), bell(10, 0.5, 12)),
-)
-
-
-def _asked(machine: ProfileTable, workload: Workload, seconds: float) -> CertificateFile:
-    return small().model_copy(
-        update={
-            "table": machine,
-            "workload": type(small().workload).of(workload),
-            "bound": Bound(seconds=seconds),
-            "devices": 1 if machine.parallel is None else 4,
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each >= 6)) for each in range(40)],
-)
-def test_what_bounds_settle_holds_nothing_better(seed: int) -> None:
-    """On rough tables, of one device and of pipelines: against every point."""
-    rng = np.random.default_rng(seed)
-    machine = rough_table(rng, context=float(rng.choice([300, 900, 3000])))
-    if seed % 3:
-        machine = rough_parallel(machine, rng)
-    workload = WORKLOADS[seed % len(WORKLOADS)]
-    question = Question(file=_asked(machine, workload, 1.0))
-    some = question.shapes
-    for number in rng.permutation(len(some))[:2]:
-        space = Rra(question, some[number])
-        x1, x2, y1, y2 = space.whole
-        points = [(x, y) for x in range(x1, x2 + 1) for y in range(y1, y2 + 1) if space.fits(x, y)]
-        if not points:
-            continue
-        rates = {point: space.rate(*point) for point in points}
-        promises_s = {point: space.promised_s(*point) for point in points}
-        for share in (0.05, 0.3, 0.6, 0.95):
-            best = float(np.quantile(list(rates.values()), rng.uniform(0.2, 1)))
-            bound_s = float(np.quantile(list(promises_s.values()), share))
-            left = set(space.unsettled(space.whole, best, bound_s))
-            better = {p for p in points if rates[p] > best and promises_s[p] <= bound_s}
-            assert better <= left, (seed, number, best, bound_s)
 
 
 def test_the_checker_can_be_read_in_a_sitting() -> None:

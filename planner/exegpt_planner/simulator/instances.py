@@ -15,9 +15,10 @@ from exegpt_planner.simulator.pipeline import Costs, Pipeline
 from exegpt_planner.simulator.waa import Instances
 
 
-def side_on(table: ProfileTable, side: Shape, start: int) -> Pipeline:
-    """An instance of one side, which begins at device `start`."""
-    return Pipeline.through(bills(side.layout, table, side.units, start), side, Costs(table))
+def side_on(table: ProfileTable, side: Shape, start: int, costs: Costs | None = None) -> Pipeline:
+    """An instance of one side, which begins at device `start`; `costs` are shared by stages alike."""
+    found = bills(side.layout, table, side.units, start)
+    return Pipeline.through(found, side, costs or Costs(table))
 
 
 def joined(table: ProfileTable, encoder: Pipeline, decoder: Pipeline, sides: Sides) -> Instances:
