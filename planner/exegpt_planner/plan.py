@@ -31,7 +31,7 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import PromptMoments, prompt_moments
 from exegpt_planner.proof import Certificate, InputHashes, Relaxed
 from exegpt_planner.relaxation import Relaxation
-from exegpt_planner.schedule import Prediction, Schedule
+from exegpt_planner.schedule import Prediction, Schedule, beyond_workers
 from exegpt_planner.search import Candidate, Found, search_together
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.simulator.limits import Use
@@ -49,6 +49,7 @@ from exegpt_planner.waa_search import search_waa
 from exegpt_planner.waa_sites import WaaSite, WaaSites
 from exegpt_planner.workload import Workload
 
+PROFILE_USED = "of what the profile covers"
 NEAR_EDGE = 0.9  # of the profile's reach: a larger profile might allow a better schedule
 KNOWN = ("RRA", "WAA", "CRA")
 NEAREST = 4  # spaces that are searched for the least latency where none keeps the bound
@@ -358,8 +359,10 @@ def _warnings(space: StrategySpace, best: Candidate, table: ProfileTable) -> tup
     edge = space.edge(best.point)
     if edge > NEAR_EDGE:
         warnings.append(
-            f"the schedule uses {edge:.0%} of what the profile covers: a larger profile might allow more throughput"
+            f"the schedule uses {edge:.0%} {PROFILE_USED}: a larger profile might allow more throughput"
         )
+    if (beyond := beyond_workers(space.schedule(best.point))) is not None:
+        warnings.append(f"planned only: workers do not run {beyond} yet")
     if table.source == "analytic":
         warnings.append("step times are analytic, from published figures, not measured")
     return tuple(warnings)

@@ -138,6 +138,14 @@ AnySchedule = Annotated[
 ]
 
 
+def beyond_workers(schedule: Schedule) -> str | None:
+    """What of a schedule workers do not run yet: each holds the whole model on a device of its own; None if nothing."""
+    layouts = schedule.layouts if isinstance(schedule, WaaSchedule) else (schedule.layout,)
+    if any(layout is not None for layout in layouts):
+        return "a model shared by several devices"
+    return "micro-batches" if schedule.micro_batches > 1 else None
+
+
 class Prediction(StrictModel):
     """What the simulator expects of a schedule under a saturated backlog. s99 is the 99th percentile output length."""
 

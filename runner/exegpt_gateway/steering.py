@@ -19,7 +19,7 @@ from exegpt_gateway.policies import parts
 from exegpt_planner.errors import ExeGPTError, InvalidSpec, Unavailable
 from exegpt_planner.manifest import WorkloadSpec
 from exegpt_planner.plan import Plan
-from exegpt_planner.schedule import Schedule
+from exegpt_planner.schedule import Schedule, beyond_workers
 
 BY_HAND = "the schedule was set while serving: it is not what the planner chose"
 
@@ -147,6 +147,12 @@ class Steering:
             )
 
     def _check_fit(self, plan: Plan, *, has_lengths: bool) -> None:
+        if (beyond := beyond_workers(plan.schedule)) is not None:
+            raise Refused(
+                "unfit",
+                f"workers do not run {beyond} yet: each holds the whole model on a device of its own. "
+                "Take a schedule without.",
+            )
         try:
             parts(plan.schedule, self.num_workers)
         except InvalidSpec as error:

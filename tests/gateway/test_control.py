@@ -201,6 +201,17 @@ REFUSED = {
         by_schedule(RraSchedule(encode_batch=2, encode_interval=4, units=2)),
         Status.FAILED_PRECONDITION, "RRA for 2 workers",
     ),
+    "a pipeline": (
+        by_schedule({
+            "strategy": "RRA", "encode_batch": 2, "encode_interval": 4,
+            "layout": {"stages": [{"degree": 1, "layers": 2}, {"degree": 1, "layers": 2}]},
+        }),
+        Status.FAILED_PRECONDITION, "a model shared by several devices yet",
+    ),
+    "micro-batches": (
+        by_schedule(RraSchedule(encode_batch=2, encode_interval=4, micro_batches=2)),
+        Status.FAILED_PRECONDITION, "workers do not run micro-batches yet",
+    ),
     "another profile": (
         by_plan(PLAN, other("table")), Status.FAILED_PRECONDITION, "rests on profile 000000000000",
     ),

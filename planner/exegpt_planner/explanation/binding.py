@@ -7,7 +7,7 @@ import math
 from exegpt_planner.completion import law_on
 from exegpt_planner.explanation.record import Binding
 from exegpt_planner.in_words import LIMITS, use_in_words
-from exegpt_planner.plan import NEAR_EDGE, Plan
+from exegpt_planner.plan import NEAR_EDGE, PROFILE_USED, Plan
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.schedule import CraSchedule, RraSchedule, WaaSchedule
 from exegpt_planner.simulator.cra import CraModel
@@ -25,7 +25,7 @@ def what_binds(plan: Plan, edge: float | None = None) -> Binding:
     memory = plan.prediction.kv_tokens_reserved / plan.kv_tokens_capacity
     left = "" if math.isinf(plan.bound.seconds) else f"; {1 - latency:.0%} of the bound is left"
     is_near_edge = (
-        len(plan.warnings) > (plan.source == "analytic") if edge is None else edge > NEAR_EDGE
+        any(PROFILE_USED in each for each in plan.warnings) if edge is None else edge > NEAR_EDGE
     )
     if plan.limits:
         return _of_limits(plan, memory, edge)
