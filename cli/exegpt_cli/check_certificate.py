@@ -38,8 +38,8 @@ def checked_text(found: Checked, bound: Bound, took_s: float) -> str:
     lines = [
         f"Proved    {within} has more throughput than {found.queries_per_s:.2f} queries/s",
         f"Schedule  {knobs(found.schedule)}",
-        f"Covered   {found.shapes:,} shapes, {found.spaces:,} spaces of a strategy on one: {found.searched:,} that "
-        f"were searched, {found.spaces - found.searched:,} bounded as a whole",
+        f"Covered   {found.shapes:,} shapes, {found.spaces:,} spaces of a strategy on one or on a pair of sides: "
+        f"{found.searched:,} that were searched, {found.spaces - found.searched:,} bounded as a whole",
         f"Checked   {found.leaves:,} leaves; {found.simulated:,} schedules simulated; {took_s:.1f} s",
     ]
     return "\n".join(lines + [f"Flag      {flag}" for flag in found.flags]) + "\n"

@@ -14,7 +14,7 @@ import numpy as np
 from exegpt_planner.certificate_cra import Cra
 from exegpt_planner.certificate_file import CertificateFile, Checked
 from exegpt_planner.certificate_rra import Rra
-from exegpt_planner.certificate_spaces import SAME, Question, Site, edge, named, predicted
+from exegpt_planner.certificate_spaces import SAME, Question, Site, edge, is_in, named, predicted
 from exegpt_planner.certificate_waa import Waa, left
 from exegpt_planner.proof import Corners, InputHashes, LeafRecord, Relaxed, SpaceCertificate
 
@@ -99,7 +99,7 @@ def _winner(asked: Question, searched: Collection[Site]) -> tuple[list[str], lis
     site, (x, y) = placed
     space = _space(asked, site)
     x1, x2, y1, y2 = space.whole
-    if not (x1 <= x <= x2 and y1 <= y <= y2 and space.fits(x, y)):
+    if not (is_in((x, x, y, y), space.whole) and space.fits(x, y)):
         return [f"schedule: does not fit: {file.schedule!r}"], []
     wrong, flags = [], []
     expected = dict(predicted(space.model, file.schedule, asked.promise))
@@ -161,7 +161,7 @@ def _gaps(whole: Corners, said: Corners, leaves: Sequence[LeafRecord]) -> Iterat
     times = np.zeros((x2 + 2, y2 + 2), dtype=np.int32)
     for leaf in leaves:
         a, b, c, d = leaf.block
-        if not (x1 <= a <= b <= x2 and y1 <= c <= d <= y2):
+        if not is_in(leaf.block, whole):
             yield f"leaf {leaf.block} is no part of it"
         else:
             times[a : b + 1, c : d + 1] += 1
@@ -174,9 +174,9 @@ def _gaps(whole: Corners, said: Corners, leaves: Sequence[LeafRecord]) -> Iterat
 def _faults(asked: Question, space: Space, leaf: LeafRecord) -> list[str]:
     """What is wrong with a leaf."""
     best, bound_s = asked.file.prediction.queries_per_s, asked.file.bound.reference_s
-    (x1, x2, y1, y2), bound, found = leaf.block, leaf.bound, []
-    if x1 > x2 or y1 > y2:
-        return []  # no table or memory for any schedule
+    bound, found = leaf.bound, []
+    if not is_in(leaf.block, space.whole):
+        return []  # _gaps says so; or there is no table or memory for any schedule
     must_beat = best * (1 + SAME)
     if leaf.reason not in ("throughput", "latency", "evaluated"):
         must_beat, bound_s = 0.0, np.inf  # nothing may fit
@@ -190,7 +190,7 @@ def _faults(asked: Question, space: Space, leaf: LeafRecord) -> list[str]:
             if asked.keeps(promised_s) or np.isinf(bound_s):
                 found.append(f"{point} has {rate:g} queries/s and promises {promised_s:g} s")
                 break
-    for point in {(x, y) for x in (x1, x2) for y in (y1, y2) if space.fits(x, y)}:
+    for point in space.ends(leaf.block):
         rate, promised_s = space.rate(*point), space.promised_s(*point)
         is_kept = asked.keeps(promised_s)
         if leaf.reason == "throughput" and is_kept and rate > bound * (1 + SAME):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +48,7 @@ class Cra:
         self.whole: Corners = 1, most, 1, len(self.chunks)
         pipeline, dispatch_s = self.model.pipeline, self.model.costs.dispatch_s
         self._pass = _below(asked, self.model, pipeline.whole, dispatch_s)
+        self._ends: dict[int, int] = {}
         self._stages: list[_Below] = []
         if pipeline.num_stages > 1:
             self._stages = [_below(asked, self.model, each, 0.0) for each in pipeline.stages]
@@ -72,20 +72,28 @@ class Cra:
         knobs, rate = self.knobs(x, y), self.rate(x, y)
         return held_s(self.model, knobs, self.asked.promise, rate, self.units)
 
+    def ends(self, block: Corners) -> set[Point]:
+        """Its corners, as far as they fit."""
+        x1, x2, y1, y2 = block
+        return {(x, y) for x in (x1, x2) for y in (y1, y2) if self.fits(x, y)}
+
     def unsettled(self, block: Corners, best: float, bound_s: float) -> Iterator[Point]:
         """Schedules of the block with more throughput than `best` that keep the bound on whole answers."""
         x1, _, y1, _ = block
         may = self._may(block, best, np.isfinite(bound_s))
         for column in np.flatnonzero(may.any(axis=0)).tolist():
             y = y1 + column
-            # need, reach and memory all rise with the pool
-            beyond = partial(self._is_beyond, y)
-            end = bisect_left(range(1, self.whole[1] + 1), True, key=beyond)
             sizes = x1 + np.flatnonzero(may[:, column])
-            yield from self._better(sizes[sizes <= end], y, best, np.isfinite(bound_s))
+            sizes = sizes[sizes <= self._last(y)]
+            yield from self._better(sizes, y, best, np.isfinite(bound_s))
 
-    def _is_beyond(self, y: int, x: int) -> bool:
-        return not self.fits(x, y)
+    def _last(self, y: int) -> int:
+        """The largest that fits: need, reach and memory all rise with the pool."""
+        found = self._ends.get(y)
+        if found is None:
+            sizes = range(1, self.whole[1] + 1)
+            found = self._ends[y] = bisect_left(sizes, True, key=lambda x: not self.fits(x, y))
+        return found
 
     def _better(
         self, sizes: NDArray[np.int64], y: int, best: float, is_bound: bool

@@ -106,10 +106,10 @@ class Checked(StrictModel):
     schedule: Schedule
     queries_per_s: float
     shapes: int
-    spaces: int  # of a strategy on a shape, for WAA with a split
+    spaces: int  # of a strategy on a shape, of WAA on a pair of sides
     searched: int  # of them; the others were bounded as a whole
     leaves: int
-    simulated: int  # schedules that no bound of the checker's settles
+    simulated: int  # schedules, as no bound of the checker's settles them
     problems: tuple[str, ...]  # none: the proof holds
     flags: tuple[str, ...]  # no fault, but a larger table or space might hold more
 

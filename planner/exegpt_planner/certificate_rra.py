@@ -72,6 +72,11 @@ class Rra:
         """What is held against the bound."""
         return held_s(self.model, (x, y), self.asked.promise, self.rate(x, y), self.units)
 
+    def ends(self, block: Corners) -> set[Point]:
+        """Its corners, as far as they fit."""
+        x1, x2, y1, y2 = block
+        return {(x, y) for x in (x1, x2) for y in (y1, y2) if self.fits(x, y)}
+
     def unsettled(self, block: Corners, best: float, bound_s: float) -> Iterator[Point]:
         """Schedules of the block but for those shown not to fit, to break the bound or to have at most `best`."""
         todo = [block]

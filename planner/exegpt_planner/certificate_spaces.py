@@ -16,6 +16,7 @@ from exegpt_planner.layout import Typical
 from exegpt_planner.placing import sides_of
 from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.prompts import PromptMoments, prompt_moments
+from exegpt_planner.proof import Corners
 from exegpt_planner.schedule import CraSchedule, Prediction, RraSchedule, Schedule, WaaSchedule
 from exegpt_planner.shapes import Shape, shapes
 from exegpt_planner.simulator.cra import CraModel
@@ -140,6 +141,12 @@ class Question:
 def named(site: Site) -> str:
     """In words."""
     return f"{site[0]} on {'pair' if site[0] == 'WAA' else 'shape'} {site[1]}"
+
+
+def is_in(block: Corners, whole: Corners) -> bool:
+    """Whether a block, not empty, is part of a space."""
+    (a, b, c, d), (x1, x2, y1, y2) = block, whole
+    return x1 <= a <= b <= x2 and y1 <= c <= d <= y2
 
 
 def predicted(model: Model, schedule: Schedule, promise: Promise) -> Prediction:

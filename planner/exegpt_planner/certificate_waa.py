@@ -51,7 +51,7 @@ class Waa:
         self._rows: dict[int, tuple[Floats, Floats]] = {}
 
     def fits(self, x: int, y: int) -> bool:
-        """Whether the pool has places for two encodes and no needless ones, the table covers it, memory holds it."""
+        """Whether the pool has places for two encodes and no needless ones, in table and memory."""
         return self.rate(x, y) > 0
 
     def rate(self, x: int, y: int) -> float:
@@ -62,6 +62,16 @@ class Waa:
     def promised_s(self, x: int, y: int) -> float:
         """What is held against the bound."""
         return held_s(self.model, (x, y), self.asked.promise, self.rate(x, y))
+
+    def ends(self, block: Corners) -> set[Point]:
+        """The least and the largest pool that fit of its first and of its last B_E."""
+        x1, x2, y1, y2 = block
+        found: set[Point] = set()
+        for x in (x1, x2):
+            pools = ROOM * x + np.flatnonzero(self._row(x)[0])
+            pools = pools[(pools >= y1) & (pools <= y2)]
+            found |= {(x, int(y)) for y in pools[[0, -1]]} if pools.size else set()
+        return found
 
     def unsettled(self, block: Corners, best: float, bound_s: float) -> Iterator[Point]:
         """Schedules of the block with more throughput than `best` that keep the bound on whole answers."""

@@ -17,7 +17,7 @@ from exegpt_planner.profile_table import ProfileTable
 from exegpt_planner.shapes import Shape
 from exegpt_planner.workload import Workload
 from planner.builders import bell, correlated, independent, rough_parallel, rough_table
-from planner.test_certificate_check import small
+from planner.certificates import small
 from planner.test_waa_shapes import random_sites
 
 WORKLOADS = (
