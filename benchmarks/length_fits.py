@@ -113,7 +113,7 @@ FITS: dict[str, Callable[[Ints, int], LengthLaw]] = {
 
 def _inside(lengths: Ints) -> Floats:
     """X whose ceiling is L: half a token below, where its cell's middle is."""
-    return lengths - 0.5
+    return np.asarray(lengths - 0.5, dtype=np.float64)
 
 
 def _log_normal_cdf(x: Floats, mean: float, std: float) -> Floats:

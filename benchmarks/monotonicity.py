@@ -64,11 +64,13 @@ def wrong(turned: Sequence[Turned], bound_s: float, tolerance: float) -> tuple[f
 
 def some_of(first: int, last: int, most: int = MOST) -> list[int]:
     """Whole numbers from first to last, all of them or as many as `most`, evenly."""
-    return np.unique(np.linspace(first, last, min(most, last - first + 1)).astype(int)).tolist()
+    return [
+        int(x) for x in np.unique(np.linspace(first, last, min(most, last - first + 1)).astype(int))
+    ]
 
 
 def _denser_below(first: int, last: int) -> list[int]:
-    return np.unique(np.geomspace(first, last, 4 * MOST).astype(int)).tolist()
+    return [int(x) for x in np.unique(np.geomspace(first, last, 4 * MOST).astype(int))]
 
 
 class Knobs:

@@ -22,9 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from exegpt_planner.certificate import SpaceCertificate
 from exegpt_planner.errors import ExeGPTError
 from exegpt_planner.plan import KNOWN
+from exegpt_planner.proof import SpaceCertificate
 from exegpt_planner.search import Block
 from paper_points import Scenario, scenarios
 
