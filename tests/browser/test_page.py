@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Page
+
+from exegpt_cli.page.drawing import WIDE as LOGARITHMIC
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -231,8 +234,12 @@ def test_points_lie_where_their_numbers_say(shown: Shown, made: Made) -> None:
     dots.sort()
     (x0, y0), (x1, y1) = dots[0], dots[-1]
     first, last = points[0], points[-1]
+    is_log = last["bound_s"] >= LOGARITHMIC * first["bound_s"]
     for (x, y), each in zip(dots, points, strict=True):
-        along = (each["bound_s"] - first["bound_s"]) / (last["bound_s"] - first["bound_s"])
+        begin, here, end = (p["bound_s"] for p in (first, each, last))
+        along = (here - begin) / (end - begin)
+        if is_log:
+            along = math.log(here / begin) / math.log(end / begin)
         up = (each["queries_per_s"] - first["queries_per_s"]) / (
             last["queries_per_s"] - first["queries_per_s"]
         )
