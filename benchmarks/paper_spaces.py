@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from exegpt_planner.schedule import Schedule, Split, WaaSchedule
+from exegpt_planner.search import search
 from exegpt_planner.shapes import Shape
 from exegpt_planner.simulator.promise import Promise
 from exegpt_planner.splits import named_splits
 from exegpt_planner.strategies import Site, StrategySpace
-from exegpt_planner.waa_search import search_waa
-from exegpt_planner.waa_sites import WaaSite, WaaSites, site_of
+from exegpt_planner.waa_sites import WaaSite, site_of
 from paper_points import Scenario
 
 
@@ -42,23 +42,23 @@ def waa_site(where: Scenario, schedule: WaaSchedule) -> WaaSite:
 def at_named_splits(
     where: Scenario, chosen: WaaSchedule, bound_s: float
 ) -> tuple[dict[str, float], dict[str, Split]]:
-    """Queries/s of the best WAA at the paper's splits of the devices, named at `chosen`'s knobs; and these."""
-    own = waa_site(where, chosen).model
-    splits = named_splits(own, chosen.encode_batch, chosen.pool)
-    sites = WaaSites.all(where.table, where.law, where.devices, (where.model, where.memory))
-    spans = {
-        site.encoders.units * site.encoders.layout.devices: span
-        for span in sites.spans()
-        for site in [sites[span[0]]]
-    }
+    """Queries/s of the best WAA at the paper's splits of the devices, on `chosen`'s layouts; and these splits.
+
+    0 where those layouts cannot be split so, or keep no bound.
+    """
+    own = waa_site(where, chosen)
+    splits = named_splits(own.model, chosen.encode_batch, chosen.pool)
+    sizes = own.encoders.layout.devices, own.shape.layout.devices
     promise = replace(promise_of(where), bound_s=bound_s)
     reached = {}
     for split in set(splits.values()):
         reached[split] = 0.0
-        if split[0] in spans:
-            found, _ = search_waa(sites, promise, bound_s, spans[split[0]])
-            best = (each.best.throughput for _, _, each in found if each.best is not None)
-            reached[split] = max(best, default=0.0)
+        if any(taken % size for taken, size in zip(split, sizes, strict=True)):
+            continue
+        encoders, decoders = (taken // size for taken, size in zip(split, sizes, strict=True))
+        divided = chosen.model_copy(update={"encoders": encoders, "decoders": decoders})
+        best = search(waa_site(where, divided).space(promise), bound_s).best
+        reached[split] = 0.0 if best is None else best.throughput
     return {name: reached[split] for name, split in splits.items()}, splits
 
 

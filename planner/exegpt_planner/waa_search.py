@@ -23,13 +23,10 @@ FIRST, MORE = 256, 16  # pairs put in at first, and times as many each time that
 
 
 def search_waa(
-    sites: WaaSites, promise: Promise, bound_s: float, among: tuple[int, int] | None = None
+    sites: WaaSites, promise: Promise, bound_s: float
 ) -> tuple[list[tuple[WaaSite, WaaSpace, Found]], list[Relaxed]]:
-    """(what was searched, what could win nothing); `among`: only pairs from the first of these up to the second."""
+    """(what was searched, what could win nothing)."""
     uppers = sites.uppers(promise)
-    if among is not None:
-        every = np.arange(len(uppers))
-        uppers = np.where((every >= among[0]) & (every < among[1]), uppers, 0.0)
     order = np.argsort(-uppers, kind="stable")
     number = FIRST
     while True:
