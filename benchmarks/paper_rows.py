@@ -123,6 +123,6 @@ class Rows:
         return 0.0 if found is None else found.queries_per_s
 
     def _rra_on_fixed(self, bound_s: float) -> float:
-        space = space_on(self.scenario, "RRA", self.scenario.fixed)
+        space = space_on(self.scenario, "RRA", self.scenario.fixed, bound_s)
         best = search(space, bound_s).best
         return best.throughput if best is not None else 0.0

@@ -19,10 +19,12 @@ def promise_of(where: Scenario) -> Promise:
     return Promise.of_mean(length=where.law.workload.output.quantile(0.99))
 
 
-def space_on(where: Scenario, strategy: str, shape: Shape) -> StrategySpace:
-    """RRA's or CRA's space on a shape."""
+def space_on(
+    where: Scenario, strategy: str, shape: Shape, bound_s: float | None = None
+) -> StrategySpace:
+    """RRA's or CRA's space on a shape; what cannot keep a bound that is known need not be looked at."""
     site = Site(strategy=strategy, shape=shape, number=0, table=where.table, law=where.law)
-    return site.space(promise_of(where))
+    return site.space(replace(promise_of(where), bound_s=bound_s))
 
 
 def space_with(where: Scenario, schedule: Schedule) -> StrategySpace:
