@@ -24,7 +24,8 @@ def space_on(
 ) -> StrategySpace:
     """RRA's or CRA's space on a shape; what cannot keep a bound that is known need not be looked at."""
     site = Site(strategy=strategy, shape=shape, number=0, table=where.table, law=where.law)
-    return site.space(replace(promise_of(where), bound_s=bound_s))
+    promise = promise_of(where)
+    return site.space(promise if bound_s is None else replace(promise, bound_s=bound_s))
 
 
 def space_with(where: Scenario, schedule: Schedule) -> StrategySpace:
