@@ -49,9 +49,8 @@ class Promise:
     length: int  # tokens; s99 for a 99th percentile
     sds: float
     error: float  # relative error of the table, 95th percentile
-    bound_s: float = (
-        math.inf
-    )  # what it is held against, so that a search may leave out what cannot keep it
+    # what it is held against, so that a search may leave out what cannot keep it; None: not known
+    bound_s: float | None = None
     limits: Limits | None = None  # None: nothing but the answer's latency is bounded
 
     @property
