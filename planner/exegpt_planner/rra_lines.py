@@ -81,13 +81,14 @@ class LineBounds:
             return held_at_least_s(promise, promised_s, queries_per_s)
 
         low, high = block.x1, block.x2
+        most_s = math.inf if bound_s is None else bound_s
         if bound_s is None:
             low = high
-        elif held_s(low) > bound_s:
+        elif held_s(low) > most_s:
             return Bounds(throughput=0.0, promised_s=held_s(low)), replace(block, x2=low - 1)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (low, middle - 1) if held_s(middle) > bound_s else (middle, high)
+            low, high = (low, middle - 1) if held_s(middle) > most_s else (middle, high)
         part = replace(block, x2=low)
         throughput = units / self.per_query_s(part)
         least_s = held_s(block.x1) if bound_s is None else held_s(block.x1, throughput)
